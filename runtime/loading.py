@@ -155,7 +155,7 @@ def _assemble(
         # The row cache may fill a memory limit; its size is set after the loaded backbone is measured.
         grows = room.memory is not None and room.slots is None and plan.device is None
         most = plan.slots + plan.more_slots(needs) * grows
-        cache = RowCache(loader.make_slots(format.tables, most), plan.slots)
+        cache = RowCache(loader.slots(format.tables, most), plan.slots)
         keys = keys_of(bundle.manifest.model)
         rows = TableRows(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)

@@ -1,8 +1,8 @@
-"""Protocols that each engine implements: its loader, loaded backbone, contexts and drafter."""
+"""Protocols that each engine implements: its loader, loaded backbone and contexts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +16,8 @@ from stem_edge.tables.rows import RecordLayout
 # Where a call may continue after cached tokens and still compute the bits of a call without cache: at even
 # positions, only where a call without cache begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
+# (id of a token, its position, number of drafts) -> drafts of the tokens after it
+Drafter: TypeAlias = Callable[[int, int, int], list[int]]
 
 
 class EngineLoader(Protocol):
@@ -33,8 +35,9 @@ class EngineLoader(Protocol):
     def needs(self, context: int) -> Needs:
         """Return the memory needed for `context` tokens; may be called before `prepare`."""
 
-    def make_slots(self, layout: RecordLayout, count: int) -> Slots:
-        """Allocate row cache slots in this engine's format."""
+    @property
+    def slots(self) -> Callable[[RecordLayout, int], Slots]:
+        """Class of row cache slots in this engine's format."""
 
     def open(self, slots: Any) -> Backend:
         """Load the backbone, which reads rows from `slots` (None for dense models). Raises BackendError."""
@@ -83,17 +86,6 @@ class BackendContext(Protocol):
         """Return how many tokens a step at `position` can have before a window must drop tokens."""
 
 
-class BackendDrafter(Protocol):
-    """Drafts tokens with a model's own assistant (a draft model that reads the keys and values of one context)."""
-
-    def draft(self, token_id: int, position: int, count: int) -> list[int]:
-        """Return `count` draft tokens to follow `token_id`, the token at `position`.
-
-        `token_id` has not been computed yet. The context's last step gave logits of the token before it.
-        Raises BackendError.
-        """
-
-
 class BackendPlaces:
     """Shared KV memory for sequences that decode together. Each place 0, 1, ... holds the KV cache of one sequence.
 
@@ -119,8 +111,12 @@ class Backend(Protocol):
         Only contexts in this memory can decode together. Returns None if the backend decodes one sequence at a time.
         """
 
-    def open_drafter(self, context: Any) -> BackendDrafter | None:
-        """Return a drafter for a context of this backend; None if no assistant (draft model) is loaded."""
+    def open_drafter(self, context: Any) -> Drafter | None:
+        """Return a drafter for a context of this backend; None if no assistant (draft model) is loaded.
+
+        It drafts tokens to follow a token that has not been computed yet. The context's last step gave
+        logits of the token before it. The drafter raises BackendError.
+        """
 
     def begin(
         self,

@@ -125,7 +125,7 @@ def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDra
     engine.step([context], *engine.steps([0]))
     for _ in range(TRIES):
         started = time.perf_counter()
-        drafter.draft(0, context.position, MOST - 1)
+        drafter(0, context.position, MOST - 1)
         times.append(time.perf_counter() - started)
     seconds = min(times) / (MOST - 1)
 
@@ -134,7 +134,7 @@ def _assistant(engine: Engine, plan: MemoryPlan) -> Callable[[Context], ModelDra
             return None
 
         def draft(seen: Sequence[int], count: int) -> list[int]:
-            return engine.in_turn(partial(drafter.draft, seen[-1], len(seen) - 1, count))
+            return engine.in_turn(partial(drafter, seen[-1], len(seen) - 1, count))
 
         return ModelDrafts(draft, seconds)
 

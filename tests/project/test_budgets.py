@@ -181,11 +181,11 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_861),
+    "package, lines": Budget(package_lines, 40_845),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
     "tests, lines": Budget(lambda: lines_in("tests"), 36_578),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_792),
-    "classes": Budget(package_classes, 358),
+    "classes": Budget(package_classes, 357),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 66),
     "options of load": Budget(lambda: len(get_type_hints(LoadKeywords)), 16),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 75)
-PLAIN_LINES = Budget(int, 8_631)
+PLAIN_LINES = Budget(int, 8_609)
 
 
 def test_the_tree_does_not_grow() -> None:

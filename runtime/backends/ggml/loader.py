@@ -18,7 +18,6 @@ from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.tables.rows import RecordLayout
 
 FIXED_NBYTES = 4 << 20  # the library, descriptions of tensors and graphs
 TILE = 64  # tokens, and cells, in a thread's tile of attention
@@ -46,7 +45,7 @@ class GgmlLoader:
     """Loads backbone.gguf on ggml, with tensor offsets from the manifest; see EngineLoader."""
 
     name = "ggml"
-    step_costs = None
+    step_costs, slots = None, BlockSlots
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
@@ -57,9 +56,6 @@ class GgmlLoader:
 
     def needs(self, context: int) -> Needs:
         return needs(self._footprint, context, self._options.cpus)
-
-    def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
-        return BlockSlots(layout, count)
 
     def open(self, slots: BlockSlots | None) -> GgmlBackend:
         manifest, options = self._bundle.manifest, self._options

@@ -30,7 +30,7 @@ from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.assistant import OrtDrafter
+    from stem_edge.runtime.backends.interface import Drafter
     from stem_edge.runtime.backends.onnxruntime.places import OrtPlaces
 
 # Freed blocks to reuse for a layer's keys as float32, if they are int8: new pages make 4,000 tokens 1.4 times as slow.
@@ -100,12 +100,12 @@ class OrtBackend:
         self.graphs.lengthen(length)
         return OrtPlaces(self.loaded, size, length)
 
-    def open_drafter(self, context: OrtContext) -> OrtDrafter | None:
+    def open_drafter(self, context: OrtContext) -> Drafter | None:
         if self.assistant is None:
             return None
         from stem_edge.runtime.backends.onnxruntime.assistant import OrtDrafter
 
-        return OrtDrafter(self.assistant, self.loaded, self.graphs.ropes, context)
+        return OrtDrafter(self.assistant, self.loaded, self.graphs.ropes, context).draft
 
     def begin(
         self,

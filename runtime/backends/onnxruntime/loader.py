@@ -22,7 +22,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import available_memory, memory_limit
-from stem_edge.tables.rows import RecordLayout
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import EngineLoader
@@ -49,7 +48,7 @@ def version() -> str:
 class OrtLoader:
     """Loads the backbone for the CPU. Maps repacked weights if an earlier load saved them; see EngineLoader."""
 
-    name = "cpu"
+    name, slots = "cpu", ArraySlots
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
@@ -105,9 +104,6 @@ class OrtLoader:
 
             needs = replace(needs, preparing=str(preparing_needs(footprint, threads)))
         return needs
-
-    def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        return ArraySlots(layout, count)
 
     def open(self, slots: ArraySlots | None) -> OrtBackend:
         try:

@@ -16,7 +16,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provi
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.shown import parse_size
-from stem_edge.tables.rows import RecordLayout
 
 
 class DeviceLoader:
@@ -25,7 +24,7 @@ class DeviceLoader:
     Raises InputError for options that only the CPU has, BackendError if only the CPU can run the model.
     """
 
-    step_costs = None
+    step_costs, slots = None, ArraySlots
 
     def __init__(self, bundle: Bundle, options: LoadOptions, provider: Provider) -> None:
         if options.kv not in ("auto", "fp32"):
@@ -55,9 +54,6 @@ class DeviceLoader:
     def needs(self, context: int) -> Needs:
         limit, shared = self._limit, self._memory.shared
         return device_needs(self._footprint, context, self.name, limit=limit, shared=shared)
-
-    def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        return ArraySlots(layout, count)
 
     def open(self, slots: ArraySlots | None) -> DeviceBackend:
         manifest = self._bundle.manifest
