@@ -92,7 +92,7 @@ class BackendPlaces:
     This base class does nothing; it serves backends that need no such memory.
     """
 
-    def join(self, context: BackendContext, tokens: int) -> None:
+    def join(self, context: Any, tokens: int) -> None:
         """Move a context's first `tokens` tokens to the next free place. OutOfMemoryError: nothing was moved."""
 
     def leave(self, place: int, tokens: int) -> None:

@@ -5,7 +5,7 @@ A step binds a part of the arrays and copies nothing. It reads each matrix once 
 
 from __future__ import annotations
 
-from stem_edge.runtime.backends.interface import BackendContext, BackendPlaces
+from stem_edge.runtime.backends.interface import BackendPlaces
 from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext, Place
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 
@@ -14,19 +14,13 @@ class OrtPlaces(BackendPlaces):
     """KV memory for `size` contexts of `length` tokens that decode together; see BackendPlaces."""
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
-        self._size, self._kv = size, KvArrays(loaded, size, length, pads=loaded.rows != "any")
+        self._kv = KvArrays(loaded, size, length, pads=loaded.rows != "any")
         self._contexts: list[OrtContext] = []  # ordered by place
 
-    def join(self, context: BackendContext, tokens: int) -> None:
-        place = len(self._contexts)
-        if not isinstance(context, OrtContext) or place == self._size or tokens > self._kv.length:
-            raise ValueError(
-                f"{tokens} tokens of a {type(context).__name__} are to join {place} sequences; "
-                f"expected up to {self._kv.length} of an OrtContext, and {self._size} sequences"
-            )
-        context.move(Place(self._kv, place), tokens)
+    def join(self, context: OrtContext, tokens: int) -> None:
+        context.move(Place(self._kv, len(self._contexts)), tokens)
         self._contexts.append(context)
-        self._kv.taken = place + 1
+        self._kv.taken = len(self._contexts)
 
     def leave(self, place: int, tokens: int) -> None:
         context = self._contexts[place]
