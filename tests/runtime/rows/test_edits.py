@@ -100,15 +100,15 @@ def edited_of(rows: TableRows) -> EditedStore:
     return rows._edits
 
 
-def test_ten_thousand_edits_take_the_memory_of_one(store: EditedStore) -> None:
-    cache = RowCache(ArraySlots(LAYOUT, SLOTS))
-    rows, rng = TableRows(store.base, cache, overlap=False), np.random.default_rng(0)
-    for _ in range(10_000):
-        lookup = (tuple(rng.integers(0, V, 3).tolist()), tuple(rng.integers(0, V, 2).tolist()))
-        (stem_id,) = rows.make([lookup]).tolist()
-        rows.release([stem_id])
-    edited = edited_of(rows)
-    assert (rows.made, len(edited._users)) == (1, 1)
+@pytest.mark.parametrize("index", [None, [*range(V), *range(10)]], ids=["", "shared"])
+def test_a_thousand_edits_take_the_memory_of_one(index: list[int] | None, tmp_path: Path) -> None:
+    format, rng = write_store(tmp_path / "t", LAYOUT, RECORDS, 7, index), np.random.default_rng(0)
+    with open_store(tmp_path / "t", format) as base:
+        rows = TableRows(base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
+        for _ in range(1000):
+            lookup = (tuple(rng.integers(0, V, 3).tolist()), tuple(rng.integers(0, V, 2).tolist()))
+            rows.release(rows.make([lookup]).tolist())
+        assert rows.made == 1
 
 
 def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
