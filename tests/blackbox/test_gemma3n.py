@@ -13,7 +13,6 @@ from conformance import CONFORMANCE
 from exact_models import GEMMA_3N, TOLERANCE_OF_GEMMA, off, published
 from formats import export_as, format_with, usual_format
 from hf_folders import make_gemma3n, written
-from installed import needs_ggml
 from loading import load_fixed
 from oracle import dequantized
 from prompt_graph import without_prompt_graph
@@ -22,7 +21,6 @@ from whole_model import forward
 
 import stem_edge
 from stem_edge.commands.bundles.bundle_report import bundle_table
-from stem_edge.errors import ExportError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.decode import decoding
@@ -139,12 +137,6 @@ def test_several_streams_without_per_layer_embeddings(
     expected = forward(config, backbone, {}, ids)
     with stem_edge.load(tmp_path / "bundle") as loaded:
         assert off(loaded.logits(ids), expected) < TOLERANCE_OF_GEMMA
-
-
-@needs_ggml
-def test_an_export_for_ggml_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="run on onnxruntime only"):
-        stem_edge.export_bundle(CHECKPOINT, tmp_path / "out", engine="ggml")
 
 
 def test_the_report_of_a_bundle(bundle: Path) -> None:

@@ -44,13 +44,6 @@ def test_chunks_join_to_text_and_tokens(model: Model) -> None:
     assert len(chunks) > 2
 
 
-def test_greedy_tokens_are_the_argmax_of_the_logits(model: Model) -> None:
-    prompt = model.tokenize("The language of Egypt is")
-    ids = [t for c in model.generate(prompt, max_new_tokens=8) for t in c.token_ids]
-    logits = model.logits(prompt + ids)
-    assert ids == logits[len(prompt) - 1 : -1].argmax(axis=1).tolist()
-
-
 def test_an_end_token_ends_with_stop_and_has_no_text(model: Model) -> None:
     chunks = list(model.generate("The capital of France is", max_new_tokens=200))
     assert chunks[-1].finish_reason == "stop"
@@ -62,16 +55,6 @@ def test_max_new_tokens_ends_with_length(model: Model) -> None:
     chunks = list(model.generate("The capital of France is", max_new_tokens=3))
     assert sum(len(chunk.token_ids) for chunk in chunks) == 3
     assert chunks[-1].finish_reason == "length"
-
-
-def test_a_full_context_ends_with_length() -> None:
-    with load_fixed(DEMO, context_length=12) as model:
-        prompt = model.tokenize("The capital of France is")
-        chunks = list(model.generate(prompt, max_new_tokens=100))
-        ids = [token for chunk in chunks for token in chunk.token_ids]
-        assert len(prompt) + len(ids) <= 13  # the last token needs no place
-        with pytest.raises(InputError, match=r"prompt has 13 tokens, the context holds 12"):
-            model.generate([1] * 13)
 
 
 def test_a_stop_text_is_cut_off(model: Model) -> None:
@@ -164,12 +147,6 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
 def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_fixed(DEMO, **options)
-
-
-def test_an_abandoned_generation_does_not_disturb_the_next(model: Model) -> None:
-    expected = model.generate_text("The capital of Peru is")
-    next(model.generate("The capital of Kenya is"))
-    assert model.generate_text("The capital of Peru is") == expected
 
 
 def test_a_dense_model(dense_bundle: Path) -> None:

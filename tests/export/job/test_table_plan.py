@@ -15,7 +15,6 @@ from matrices import in_memory, recorded_in
 import stem_edge
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.config import ModelConfig
-from stem_edge.errors import ExportError
 from stem_edge.export import tables as module
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.job import table_plan
@@ -172,13 +171,3 @@ def test_a_checkpoint_is_read_from_front_to_back(
     planned = plan(source, "mixed", zipf([50, 20, 21, 22]))
     write(tmp_path / TABLES, source, planned, 1)
     assert spans == [(20, 23), (50, 51), (0, 20), (23, 50), (51, V)]
-
-
-def test_mixed_tables_without_a_text_say_what_to_give() -> None:
-    with pytest.raises(ExportError, match="--calibration FILE"):
-        plan(checkpoint(STEM), "mixed")
-
-
-def test_fp16_experts_are_refused() -> None:
-    with pytest.raises(ExportError, match="experts cannot be fp16"):
-        plan(checkpoint(EXPERTS, SHARED), "fp16")

@@ -43,12 +43,8 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache folder that can be emptied."""
-    folder = tmp_path_factory.mktemp("cache")
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(folder))
-    return folder / "stem-edge"
+def cache(own_cache_folder: Path) -> Path:
+    return own_cache_folder / "stem-edge"
 
 
 @pytest.fixture

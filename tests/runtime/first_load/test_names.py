@@ -37,12 +37,10 @@ NAMES = {
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the user, in which exports put the demo's bundle."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "cache"))
     monkeypatch.setattr(made, "make", lambda checkpoint, bundle, *_: shutil.copytree(DEMO, bundle))
-    return tmp_path / "cache" / "stem-edge"
+    return own_cache_folder / "stem-edge"
 
 
 def gguf(folder: Path, name: str) -> Path:

@@ -26,17 +26,11 @@ NAME = "acme/model"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the user, in which exports put the demo's bundle."""
-
-    def make(checkpoint: str, bundle: Path, *_: object) -> None:
-        shutil.copytree(DEMO, bundle)
-
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "cache"))
-    monkeypatch.setattr(made, "make", make)
+    monkeypatch.setattr(made, "make", lambda checkpoint, bundle, *_: shutil.copytree(DEMO, bundle))
     monkeypatch.chdir(tmp_path)  # where no folder has the name of a model
-    return tmp_path / "cache" / "stem-edge"
+    return own_cache_folder / "stem-edge"
 
 
 @pytest.fixture

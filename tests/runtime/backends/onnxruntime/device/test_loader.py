@@ -65,15 +65,3 @@ def test_ggml_has_no_devices(tiny_gguf: Path) -> None:
         load_fixed(tiny_gguf, device_memory=SIZE)
     with pytest.raises(InputError, match="device_memory"):
         stem_edge.memory_plan(tiny_gguf, device_memory=SIZE)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kv": "int8"}, "kv is 'int8'; keys and values on an accelerator are fp32"),
-        ({"prompt_cache": True}, "leave out provider and device_memory"),
-    ],
-)
-def test_what_only_the_cpu_has_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        load_fixed(DEMO, device_memory=SIZE, **options)
