@@ -137,8 +137,10 @@ def test_c4_nothing_else_in_the_package_unpickles_or_evaluates() -> None:
     calls = {"eval", "exec", "compile", "__import__"}
     paths = [p for f in ("stem_edge", "export", "runtime") for p in (ROOT / f).rglob("*.py")]
     assert len(paths) > 100
+    words = *UNSAFE, *(f"{call}(" for call in calls), "allow_pickle", "torch.load("
     for path in paths:
-        text = path.read_text("utf-8")
+        if not any(word in (text := path.read_text("utf-8")) for word in words):
+            continue  # unparsed, which takes a hundredth of the time
         assert text.count("torch.load(") == (path.name == "torch.py"), path
         assert text.count("torch.load(") == text.count("weights_only=True"), path
         for node in ast.walk(ast.parse(text)):
