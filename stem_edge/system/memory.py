@@ -130,7 +130,7 @@ def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     memory = own_pages((nbytes + 2 * HUGE_PAGE,), np.uint8)
     start = -memory.ctypes.data % HUGE_PAGE
     length = round(nbytes / HUGE_PAGE) * HUGE_PAGE
-    _advise(memory.ctypes.data + start, length, HUGE_PAGE, mmap.MADV_HUGEPAGE)
+    _advise(memory.ctypes.data + start, length, mmap.MADV_HUGEPAGE)
     return memory[start : start + nbytes].reshape(shape)
 
 
@@ -145,13 +145,13 @@ def free_pages(array: npt.NDArray[Any]) -> None:
     """Give the memory of an array from `own_pages` back to the system; its values are lost."""
     # Other systems would keep the pages. Smaller arrays are memory of the C library.
     if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
-        _advise(array.ctypes.data, array.nbytes, mmap.PAGESIZE, mmap.MADV_DONTNEED)
+        _advise(array.ctypes.data, array.nbytes, mmap.MADV_DONTNEED)
 
 
-def _advise(address: int, nbytes: int, unit: int, advice: int) -> None:
-    """Call madvise on the part of a memory range that consists of whole units of `unit` bytes."""
-    start = -(-address // unit) * unit
-    length = (address + nbytes - start) // unit * unit
+def _advise(address: int, nbytes: int, advice: int) -> None:
+    """Call madvise on the part of a memory range that consists of whole pages."""
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if length > 0 and advise is not None:
         advise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
