@@ -5,13 +5,13 @@ A composed record has the layout of a stored record, so row cache and graphs tre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
 from stem_edge.numerics.block_search import least_error_scales
-from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantize import U8
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowLookup
 
@@ -30,16 +30,9 @@ def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) 
         else:
             rows = [layout.unpack(records[token][None], index)[0] for token in row]
             single = msgspec.structs.replace(layout, records=1, layers=(0,))
-            record[piece] = pack_records(single, [mean(rows)[None]], least_error_scales)
+            mean = np.mean(rows, axis=0, keepdims=True)
+            record[piece] = pack_records(single, [mean], least_error_scales)
     return record
-
-
-def mean(rows: Sequence[F32]) -> F32:
-    """Return the mean of rows [d_ff], summed in float32 in the given order."""
-    total = rows[0].copy()
-    for row in rows[1:]:
-        total += row
-    return np.asarray(total / np.float32(len(rows)), np.float32)
 
 
 def token_of(lookup: RowLookup) -> int | None:
