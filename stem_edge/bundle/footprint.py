@@ -71,9 +71,11 @@ class Footprint:
         return int(PREPARED_OVER_DATA * (self.step_nbytes + self.prefill_nbytes)) if prepared else 0
 
     def kv_nbytes(self, tokens: int) -> int:
-        own = self.model.layers[: self.model.own_kv_layers]
-        layers = sum(self.token_nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own)
-        return layers + self.conv_nbytes(tokens)
+        nbytes = self.conv_nbytes(tokens)
+        for layer in self.model.layers[: self.model.own_kv_layers]:
+            kept = kv_capacity(layer.window if self.windows else 0, tokens)
+            nbytes += self.token_nbytes(self.kv, layer) * kept
+        return nbytes
 
     def conv_nbytes(self, tokens: int) -> int:
         """Bytes of the cached inputs of convolutions, which only Engram models have."""
@@ -90,9 +92,6 @@ class Footprint:
         if reason := self.obstacle(kv):
             raise InputError(f"kv is {kv!r}: {reason}")
         return replace(self, kv=kv)
-
-    def _kept(self, layer: Layer, tokens: int) -> int:
-        return kv_capacity(layer.window if self.windows else 0, tokens)
 
 
 def footprint_of(manifest: Manifest) -> Footprint:

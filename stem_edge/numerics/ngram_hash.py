@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -83,10 +82,6 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Number of earlier ids that the hash of a position depends on."""
         return max(self.orders) - 1
 
-    @cached_property
-    def _starts(self) -> tuple[int, ...]:
-        return tuple(accumulate(self.sizes[:-1], initial=0))
-
     def keys(
         self, ids: npt.ArrayLike, before: npt.ArrayLike = (), class_of: I32 | None = None
     ) -> I64:
@@ -101,7 +96,7 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         keys = np.empty((len(text) - past, self.heads), np.int64)
         for head, (order, size) in enumerate(zip(self.orders, self.sizes, strict=True)):
             keys[:, head] = self._mixed(seen[:order], self.multipliers[head]) % size
-        return keys + np.array(self._starts, np.int64)
+        return keys + np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
 
     def _mixed(self, seen: Sequence[I64], multipliers: Sequence[int]) -> I64:
         products = [ids * number for ids, number in zip(seen, multipliers, strict=True)]

@@ -153,7 +153,8 @@ def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[b
     most = min(MAX_MERGES * len(ids), MAX_MERGES_IN_ALL)
     keys, written = array("Q"), list[bytes]()
     for some in _lists(raw, _MERGES, list[tuple[str, str] | str], "model.merges"):
-        pairs = [_pair(merge) for merge in some if not _is_comment(merge)]
+        own = (m for m in some if not isinstance(m, str) or not m.startswith(_COMMENT))
+        pairs = [_pair(merge) for merge in own]
         try:
             keys.extend([ids[first] << 32 | ids[second] for first, second in pairs])
         except KeyError as error:
@@ -174,10 +175,6 @@ def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[b
             f"model.merges has {len(keys)} entries, {distinct} of them distinct, expected each once"
         )
     return b"[" + b",".join(written) + b"]", len(keys)
-
-
-def _is_comment(merge: object) -> bool:
-    return isinstance(merge, str) and merge.startswith(_COMMENT)
 
 
 def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:

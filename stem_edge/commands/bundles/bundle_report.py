@@ -155,13 +155,7 @@ def _row_types(tables: RecordLayout, rare: RecordLayout | None) -> str:
 
 
 def _quality(manifest: Manifest) -> Rows:
-    yield from _report(manifest.report)
-    yield from (("note", printable(note)) for note in manifest.report.notes)
-    if manifest.backbone is not None and manifest.backbone.quantizer == "gptq":
-        yield "", "GPTQ accepts larger weight errors for smaller output errors"
-
-
-def _report(report: QualityReport) -> Rows:
+    report = manifest.report
     if report.probe_tokens:
         yield from _comparison(report)
     else:
@@ -170,6 +164,9 @@ def _report(report: QualityReport) -> Rows:
         yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
     for kind, error in report.errors.items():
         yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
+    yield from (("note", printable(note)) for note in report.notes)
+    if manifest.backbone is not None and manifest.backbone.quantizer == "gptq":
+        yield "", "GPTQ accepts larger weight errors for smaller output errors"
 
 
 def _comparison(report: QualityReport) -> Rows:
