@@ -91,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
     with suppress(StemEdgeError):
         if takes := memory_plan(args.out).preparing:
             print(f"the first load prepares it for this processor, once: {takes}")
-    config = bundle.file(TOKENIZER_CONFIG)
-    chats = config is not None and has_template(config)
+    chats = has_template(bundle.file(TOKENIZER_CONFIG))
     text = f"run {args.out}" if chats else f"generate {args.out} 'Once upon a time'"
     print(f"try it: stem-edge {text}")
     return 0

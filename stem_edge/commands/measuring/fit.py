@@ -30,7 +30,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("path", metavar="BUNDLE", help=BUNDLE_HELP)
     memory = "what the program may take, like 1GB (default: the free)"

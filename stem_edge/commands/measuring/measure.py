@@ -28,7 +28,6 @@ OPTIONS = ("text", "against", "cases", "prompt_tokens", "new_tokens", "rounds", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("bundle", nargs="?", metavar="BUNDLE", help=BUNDLE_HELP)
     many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
