@@ -47,18 +47,14 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a bundle predicts a text of `nbytes` bytes.
-
-    The bundle sees `window` tokens at once, and windows begin `stride` tokens apart. `window_asked`
-    is the requested window, which is greater if no document has that many tokens.
-    """
+    """How well a bundle predicts a text."""
 
     bundle: str
     documents: int
     tokens: int  # predicted and scored, each once
     nbytes: int  # of the documents, in UTF-8
     window: int  # tokens seen at once
-    window_asked: int  # greater than window if no document has that many tokens
+    window_asked: int  # requested; greater than window if no document has that many tokens
     stride: int  # tokens between the starts of windows
     engine: str
     edits: int  # number of edits in effect
