@@ -44,29 +44,26 @@ from stem_edge.numerics.quantizing import dequantize_blocks, pack_codes
 OUTLIER = 8.0
 
 
-class PaddedTensors(Mapping[str, Matrix]):
-    """Tensors of a checkpoint by name; zeros pad each attention head to the graph's head width."""
+class PaddedTensors(dict[str, Matrix]):
+    """Tensors of a checkpoint by name; zeros pad each attention head to the graph's head width.
+
+    Holds those of one layer only, because padding reads a layer into memory.
+    """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Matrix]) -> None:
+        super().__init__()
         self._config, self._tensors = config, tensors
-        self._layer, self._padded = -1, dict[str, Matrix]()
 
-    def __getitem__(self, name: str) -> Matrix:
+    def __missing__(self, name: str) -> Matrix:
         if not name.startswith("layers."):
             return self._tensors[name]
         _, number, part = name.split(".", 2)
-        if self._layer != int(number):  # cache one layer only, because padding reads it into memory
-            names = self._config.layer_shapes(int(number))
-            layer = {n: self._tensors[f"layers.{number}.{n}"] for n in names}
-            self._padded = dict(pad_heads(self._config, int(number), layer))
-            self._layer = int(number)
-        return self._padded[part]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+        at, names = f"layers.{number}.", self._config.layer_shapes(int(number))
+        layer = {n: self._tensors[at + n] for n in names}
+        padded = pad_heads(self._config, int(number), layer)
+        self.clear()
+        self.update({at + n: matrix for n, matrix in padded.items()})
+        return padded[part]
 
 
 class WeightFile:
