@@ -39,13 +39,13 @@ def check_runnable(source: Checkpoint) -> None:
 def write_gguf_backbone(plan: Plan, out: Output) -> None:
     """Write backbone.gguf: the model's description, and all of its weights."""
     source, config, ggml = plan.source, plan.source.config, Ggml(installed_library())
-    weights = cast(GgufFormat, plan.format).weights
+    format = cast(GgufFormat, plan.format)
     importance, layers = dict[str, F32](), config.n_layers
-    if plan.format.importance:
+    if format.importance:
         out.bar.begin("running the text", layers, layers=layers)
         done = lambda: out.bar.advance(1)
         importance = importance_vectors(source, plan.guides, done, plan.recipe.cpus)
-    types = gguf_schema.tensor_types(config, weights)
+    types = gguf_schema.tensor_types(config, format.weights)
     tensors = [
         TensorSource(
             gguf_schema.gguf_name(name),
@@ -59,7 +59,7 @@ def write_gguf_backbone(plan: Plan, out: Output) -> None:
     begin_layers(out.bar, "writing weights", config)
     matrices = MatrixReader(plan.recipe.cpus, out.meter("backbone"), out.bar.advance)
     with out.file(GGUF) as file:
-        write_gguf(file, ggml, _metadata(source, weights), tensors, matrices)
+        write_gguf(file, ggml, _metadata(source, format.weights), tensors, matrices)
 
 
 def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, gguf_schema.Value]:

@@ -50,14 +50,13 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     The type of a matrix is in `matrices` (by name), else in `kinds` (by kind), else it is `head` or `weights`.
     offsets: each symmetric 4-bit block also has a float offset, as in the GGUF types Q4_1 and Q4_K. balanced:
     names of the products for prompts that multiply their input by SmoothQuant factors, because no norm before
-    them can. field: name in the manifest. packed: a load can repack the weights. importance: always False.
+    them can. field: name in the manifest. packed: a load can repack the weights.
     """
 
     engine: ClassVar[EngineName] = "onnxruntime"
     field: ClassVar[str] = "backbone"
     files: ClassVar[tuple[str, ...]] = (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA)
     packed: ClassVar[bool] = True
-    importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
     # Largest number of inputs that share a scale; smaller in matrices whose width it does not divide.
