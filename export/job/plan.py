@@ -52,7 +52,7 @@ Format: TypeAlias = BackboneFormat | GgufFormat
 
 @dataclass(frozen=True)
 class Plan:
-    """What to export and how. plan_of makes a first plan; later steps replace parts of it."""
+    """Plan of one export: checkpoint, options and formats. plan_of makes it; later steps change copies."""
 
     source: Checkpoint
     recipe: Recipe

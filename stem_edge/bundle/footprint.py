@@ -96,14 +96,14 @@ class Footprint:
 
 def footprint_of(manifest: Manifest) -> Footprint:
     tables = manifest.table_format
-    if manifest.gguf is not None:
-        return gguf_footprint(manifest.model, manifest.gguf, tables)
-    if manifest.backbone is None:
-        raise ValueError("a manifest without a backbone")
-    prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
-    data = manifest.files[BACKBONE_DATA].nbytes
-    found = onnx_footprint(manifest.model, manifest.backbone, tables, data, prefill)
-    return replace(found, assistant_nbytes=_assistant_nbytes(manifest))
+    match manifest.format:
+        case GgufFormat() as gguf:
+            return gguf_footprint(manifest.model, gguf, tables)
+        case backbone:
+            prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
+            data = manifest.files[BACKBONE_DATA].nbytes
+            found = onnx_footprint(manifest.model, backbone, tables, data, prefill)
+            return replace(found, assistant_nbytes=_assistant_nbytes(manifest))
 
 
 def _assistant_nbytes(manifest: Manifest) -> int:
