@@ -45,7 +45,7 @@ def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
     return None
 
 
-def room_of(bundle: Bundle, options: LoadOptions, later: int = 0) -> Room:
+def room_of(bundle: Bundle, options: LoadOptions, later: int) -> Room:
     """Return the memory that a plan may use. later: bytes that this process will need in addition to the model."""
     if (layout := bundle.manifest.tables) is not None and bundle.tables is not None:
         from stem_edge.runtime.rows.remote import reading_nbytes  # only for remote tables
@@ -59,7 +59,7 @@ def room_of(bundle: Bundle, options: LoadOptions, later: int = 0) -> Room:
 
 
 def loader_of_kv(
-    bundle: Bundle, engine: str, options: LoadOptions, later: int = 0
+    bundle: Bundle, engine: str, options: LoadOptions, later: int
 ) -> tuple[EngineLoader, MemoryPlan]:
     """Choose the KV cache type; return the engine's loader, and the plan.
 

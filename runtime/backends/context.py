@@ -42,7 +42,7 @@ def in_steps(tokens: int) -> int:
 class Context:
     """KV cache of one sequence, and the prompt that is in the cache or being computed into it."""
 
-    def __init__(self, backend: BackendContext, prompt: PromptKey = NO_PROMPT) -> None:
+    def __init__(self, backend: BackendContext, prompt: PromptKey) -> None:
         self.backend, self.prompt = backend, prompt
         self.position = 0  # tokens processed
         self.joined = False  # True while a batch decodes this context

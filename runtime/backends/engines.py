@@ -19,7 +19,7 @@ def engine_names() -> tuple[str, ...]:
     return (AUTO, *ENGINES)
 
 
-def choose_engine(bundle: Bundle, wanted: str = AUTO) -> EngineName:
+def choose_engine(bundle: Bundle, wanted: str) -> EngineName:
     """Return the engine for a bundle; "auto" means the engine that the bundle was exported for.
 
     Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.

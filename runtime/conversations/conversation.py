@@ -35,8 +35,8 @@ class Conversation:
         engine: Engine,
         context_length: int,
         generate: Callable[..., Generator[Chunk]],
-        messages: Messages = (),
-        template_arguments: Mapping[str, Any] | None = None,
+        messages: Messages,
+        template_arguments: Mapping[str, Any] | None,
     ) -> None:
         self.messages = checked_messages(messages) if messages else []
         self._text, self._engine, self._generate = text, engine, generate

@@ -26,7 +26,7 @@ class Lookups:
         engine: Engine,
         changes: Overlay | None,
         prompt: Sequence[int],
-        given: Sequence[RowLookup] | None = None,
+        given: Sequence[RowLookup] | None,
     ) -> None:
         self._engine = engine
         self._tokens = {} if changes is None else changes.of_token

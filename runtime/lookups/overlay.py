@@ -75,7 +75,7 @@ class Overlay:
     Raises InputError for an edit that cannot be applied.
     """
 
-    def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit] = ()) -> None:
+    def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit]) -> None:
         self.edits, self._codec, self._config = tuple(edits), codec, config
         self._everywhere = [everywhere(codec, edit) for edit in self.edits]
         tokens = sorted(set().union(*self._everywhere))
@@ -158,12 +158,12 @@ def _of_tokens(change: Replacement, source: Sequence[int], found: Sequence[Row])
 
 
 def at_positions(
-    codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None = None
+    codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None
 ) -> dict[int, ByLayer]:
     """Return token position in a prompt -> table rows that the token looks up because of an edit.
 
     Empty for edits with scope "everywhere". Raises AbsentError if the edit's source text is not in the prompt.
-    text: the prompt as text, with the place of each token; default: computed from token_ids.
+    text: the prompt as text, with the place of each token.
     """
     if edit.scope != "positions":
         return {}

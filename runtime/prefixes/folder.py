@@ -54,8 +54,8 @@ class PrefixFolder:
     files of all fingerprints. Other files are neither counted nor touched.
     """
 
-    def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:
-        self._path, self._key, self._limit = path, digest(fingerprint), limit
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self._path, self._key = path, digest(fingerprint)
         self._known: dict[Path, PromptKey] | None = None
         self._lock = threading.RLock()  # several threads may generate
 
@@ -112,7 +112,7 @@ class PrefixFolder:
         path = self._path / f"{self._key}-{digest(written.token_ids)}.safetensors"
         nbytes = sum(array.nbytes for array in arrays)
         try:
-            if nbytes > self._limit or not self._is_private(make=True):
+            if nbytes > LIMIT_NBYTES or not self._is_private(make=True):
                 return
             self._make_room(nbytes)
             write_prefix(path, written, arrays)
@@ -175,7 +175,7 @@ class PrefixFolder:
                     found.append((about.st_mtime, about.st_size, path))
         total = nbytes + sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
-            if total <= self._limit:
+            if total <= LIMIT_NBYTES:
                 break
             _remove_own(path)
             self._files().pop(path, None)

@@ -44,9 +44,9 @@ class Prefixes:
         length: int,
         nbytes_of: Callable[[int], int],
         limit: int,
-        folder: PrefixFolder | None = None,
+        folder: PrefixFolder | None,
         *,
-        keeps: bool = True,
+        keeps: bool,
     ) -> None:
         self.nbytes_of, self.limit = nbytes_of, limit
         self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps

@@ -31,7 +31,7 @@ class NgramRows:
     A context manager; closing releases files. Raises BundleError.
     """
 
-    def __init__(self, path: str | Path, url: str | None = None) -> None:
+    def __init__(self, path: str | Path, url: str | None) -> None:
         store = open_ngrams(Path(path))
         self.tables, self._class_of = store.format.tables, store.class_of
         with ExitStack() as opened:

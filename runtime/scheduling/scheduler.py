@@ -48,7 +48,7 @@ class Scheduler(Loop):
         length: int,
         size: int,
         *,
-        steady: bool = False,
+        steady: bool,
     ) -> None:
         super().__init__(engine, prefixes, stepping)
         self._record = record

@@ -15,9 +15,7 @@ class ModelDrafts:
     draft: (token ids so far, count) -> drafts; may raise a step's errors. seconds: time per draft.
     """
 
-    def __init__(
-        self, draft: Callable[[Sequence[int], int], list[int]], seconds: float = 0.0
-    ) -> None:
+    def __init__(self, draft: Callable[[Sequence[int], int], list[int]], seconds: float) -> None:
         self.draft, self.seconds = draft, seconds
         self._right = self._all = 0.0
         self._known = 0  # tokens of the text at the latest call of `learn`

@@ -50,9 +50,7 @@ def read_checked(
         ) from None
 
 
-def keep(
-    path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer, limit: int | None = None
-) -> None:
+def keep(path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer, limit: int | None) -> None:
     """Write the tokenizer cache file `path` of a BPE tokenizer, if its folder is writable.
 
     checked, tokenizer: results of read_checked. limit: most bytes of memory of this process.

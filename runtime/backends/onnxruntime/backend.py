@@ -55,7 +55,7 @@ class OrtBackend:
         graphs: Graphs,
         slots: ArraySlots | None,
         threads: int,
-        kv: KvType = "fp32",
+        kv: KvType,
         apart: Graphs | None = None,
         opened: Callable[[], None] = lambda: None,
         rows: Rows = "",
@@ -75,7 +75,7 @@ class OrtBackend:
             return sessions
 
         prompts = {name: graphs[name] for name in graphs if name in only_prompts(graphs)}
-        later = {name: {name: graph} for name, graph in (apart or {}).items()}
+        later: dict[str, Graphs] = {name: {name: graph} for name, graph in (apart or {}).items()}
         later |= {io.PREFILL: prompts} if prompts else {}
         self.loaded = Loaded(
             config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -91,12 +91,8 @@ class LaterSessions:
     groups: group name -> graphs that are opened together. opener: function that opens a group.
     """
 
-    def __init__(
-        self,
-        groups: Mapping[str, Graphs] | None = None,
-        opener: Callable[[Graphs], Sessions] = dict,
-    ) -> None:
-        self._groups, self._opener = dict(groups or {}), opener
+    def __init__(self, groups: dict[str, Graphs], opener: Callable[[Graphs], Sessions]) -> None:
+        self._groups, self._opener = groups, opener
         self._open, self._failed = dict[str, Sessions](), dict[str, str]()
 
     def find(self, group: str) -> Sessions:
@@ -128,9 +124,9 @@ class Loaded:
     sessions: Sessions
     slots: Mapping[str, ort.OrtValue]  # row cache, by the names of graph inputs; empty if dense
     kv: Cache  # how keys and values are stored
-    later: LaterSessions = field(default_factory=LaterSessions)
+    later: LaterSessions
+    rows: Rows
     stream: WeightStream | None = None  # of weights that exceed the memory
-    rows: Rows = ""
 
     def close(self) -> None:
         if self.stream is not None:

@@ -22,7 +22,7 @@ from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 
 
-def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
+def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, GraphSource]:
     """Return graph name (graph/names.py) -> encoded graph for the CPU, in the order in which a step runs them."""
     return sources(bundle, separate(bundle, prefill=prefill, kv=kv))
 
