@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle.manifest import TOKENIZER
@@ -29,20 +28,14 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
     If options.memory is set, this reads the whole tokenizer, because memory may be full later.
     """
     path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, options.limit
-    text = TextCodec(path, size, limit, _kept_tokenizer(bundle, options))
+    kept = None
+    with suppress(InputError, OSError):
+        if options.weights == "prepared":  # an export that measures its own result caches nothing
+            kept = kept_file(cache_folder(options.cache_dir), path, size)
+    text = TextCodec(path, size, limit, kept)
     if options.memory is not None:
         text.read_whole(limit)
     return text
-
-
-def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
-    """Return the path for the cached form of the tokenizer; None if this load caches no files."""
-    if options.weights != "prepared":  # an export that measures its own result caches nothing
-        return None
-    file, size = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size
-    with suppress(InputError, OSError):
-        return kept_file(cache_folder(options.cache_dir), file, size)
-    return None
 
 
 def room_of(bundle: Bundle, options: LoadOptions, later: int) -> Room:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 
-from stem_edge.runtime.backends.costs import LESS_MEMORY, MOST
+from stem_edge.runtime.backends.costs import LESS_MEMORY, MOST, PREFILL_FROM
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.scheduling.request import Chunk, Request, Stepping, computed
@@ -63,7 +63,8 @@ class Loop:
         step, contexts = request.steps[0], [request.context]
         rest = request.steps[1] if len(request.steps) > 1 else None
         started = time.perf_counter()
-        logits = self._engine.step(contexts, step, following or rest, prefill=request.prefill)
+        prefill = request.prompt_tokens >= PREFILL_FROM
+        logits = self._engine.step(contexts, step, following or rest, prefill=prefill)
         request.prompt_seconds += time.perf_counter() - started
         request.steps.popleft()
         if request.score is not None:

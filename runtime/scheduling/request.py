@@ -14,7 +14,7 @@ import numpy as np
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.context import Context
-from stem_edge.runtime.backends.costs import PREFILL_FROM, SIZES, StepCosts
+from stem_edge.runtime.backends.costs import SIZES, StepCosts
 from stem_edge.runtime.engine import Engine, Guesses, Speculation, Step
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingParams
@@ -127,10 +127,6 @@ class Request:
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt)
-
-    @property
-    def prefill(self) -> bool:
-        return len(self.prompt) >= PREFILL_FROM
 
     @property
     def goes_on(self) -> bool:

@@ -93,10 +93,6 @@ class Scheduler(Loop):
         return bool(self._waiting or self._running or self._prompt is not None)
 
     @property
-    def _idle(self) -> bool:
-        return not self._running and self._prompt is None
-
-    @property
     def free(self) -> int:
         """Number of requests that can begin, beyond the running and queued ones."""
         taken = len(self._running) + len(self._waiting) + (self._prompt is not None)
@@ -165,7 +161,7 @@ class Scheduler(Loop):
     def _fits(self, request: Request) -> bool:
         """True if the request's KV cache fits, or if nothing runs, so that waiting is useless."""
         tokens = min(in_steps(request.length), self._length)
-        return self._idle or self._prefixes.fits(self._prefixes.nbytes_of(tokens))
+        return not self._running or self._prefixes.fits(self._prefixes.nbytes_of(tokens))
 
     def _began(self, request: Request) -> None:
         """Start decoding a sequence whose prompt has been computed."""

@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_801),
+    "package, lines": Budget(package_lines, 40_787),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
     "tests, lines": Budget(lambda: lines_in("tests"), 36_512),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_788),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 75)
-PLAIN_LINES = Budget(int, 8_603)
+PLAIN_LINES = Budget(int, 8_593)
 
 
 def test_the_tree_does_not_grow() -> None:
