@@ -71,7 +71,7 @@ class Products:
         if self.format.bits(kind, name) == 32:
             weight = self.matrix(name + ".weight", shape, parts)
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
-        bits, block = self.format.bits(kind, name), self._block(name, kind, shape[1])
+        bits, block = self.format.bits(kind, name), self._block(name, shape[1])
         return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
     def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
@@ -112,7 +112,7 @@ class Products:
         if bits == 4 and self.format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
         if not self.format.tied:
-            block = self._block(name, name, shape[1])
+            block = self._block(name, shape[1])
             piece = self._piece(name, (0, shape[0]), shape[1], bits, block, points=True)
             self.plan.items.append(Blocks(name, name, (name,), bits, block, (piece,)))
         return self.gathered(self.plan.of(name, Blocks)[0], name, ids, result)
@@ -129,7 +129,7 @@ class Products:
             weights.append(self.graph.weight(replace(tensor, name=f"{name}.{part}", dims=dims)))
         return gather_blocks(self.graph, weights, ids, result, item.bits, item.block)
 
-    def _block(self, name: str, kind: MatrixKind, width: int) -> int:
+    def _block(self, name: str, width: int) -> int:
         block = fitting_block(width, self.format.block_size)
         if not block:
             raise GraphError(

@@ -7,7 +7,7 @@ divide a byte evenly, also extend pack_codes in numerics/quantizing.py.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ import numpy.typing as npt
 from stem_edge.numerics.quantize import F32, U8
 
 Form = Literal["fp32", "fp16", "int8", "int4"]
-FORMS: tuple[Form, ...] = get_args(Form)
 RowType = Literal[Form, "int2"]
 F16: TypeAlias = npt.NDArray[np.float16]
 Codes: TypeAlias = U8 | F16 | F32

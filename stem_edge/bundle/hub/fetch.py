@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from glob import escape
 from pathlib import Path
@@ -115,7 +115,7 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
             raise
         said = str(error).removeprefix(f"{name}: ").partition(";")[0]
         tell(f"{name} is commit {commit} in the cache; {said}", progress)
-        return name.at(commit)
+        return replace(name, revision=commit)
     if sha is None or not COMMIT.fullmatch(sha):
         raise HubError(
             f"{name}: the hub names no commit, but {one_line(ascii(sha))}; set HF_ENDPOINT to a hub"
@@ -124,7 +124,7 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
         ref.parent.mkdir(parents=True, exist_ok=True)
         write_whole(ref, sha.encode())
     tell(f"{name} is commit {sha}", progress)
-    return name.at(sha)
+    return replace(name, revision=sha)
 
 
 def _info(name: HubName) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from stem_edge.bundle.hub import PREFIX
@@ -29,9 +29,6 @@ class HubName:
     def pinned(self) -> bool:
         """True if the revision is a full commit hash, so that the files never change."""
         return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
-
-    def at(self, commit: str) -> HubName:
-        return replace(self, revision=commit)
 
     @property
     def folder(self) -> str:

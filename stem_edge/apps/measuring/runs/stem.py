@@ -17,7 +17,7 @@ class StemEdge:
     def __init__(self, path: str, context: int, threads: int, **options: Any) -> None:
         given = LoadOptions(context_length=context, threads=threads, **options)
         self._model = load_with(path, given)
-        self._engine, self._length, self._options = self._model.engine, context, options
+        self._engine, self._length = self._model.engine, context
         self._context = self._engine.open_context(1)
         # Open the prefill graph now, so that this counts as loading and not as prompt time.
         if (loaded := getattr(self._engine.backend, "loaded", None)) is not None:
