@@ -65,7 +65,7 @@ def prepare(
     end = model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
     return requests, lambda: AnswerEvents(
         thoughts.parser(end) if thoughts is not None else None,
-        CallParser(family, offered) if family is not None else None,
+        CallParser(family, offered or ()) if family is not None else None,
     )
 
 

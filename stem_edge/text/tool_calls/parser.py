@@ -24,13 +24,13 @@ class Call:
 class CallParser:
     """Separates the tool calls of one answer from its text.
 
-    tools: the offered tools, as checked_tools returns them; None allows any name.
+    tools: the offered tools, as checked_tools returns them.
     Incomplete calls, and calls of functions that were not offered, are returned as text.
     White space before a call and after the last call is dropped.
     """
 
-    def __init__(self, family: Family, tools: Sequence[Mapping[str, Any]] | None = None) -> None:
-        self._names = None if tools is None else {tool["function"]["name"] for tool in tools}
+    def __init__(self, family: Family, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._names = {tool["function"]["name"] for tool in tools}
         self._family, self._ended = family, False
         self._text = ""  # text that push has not returned yet
         self._due = 0  # length of _text from which an unfinished call is read again

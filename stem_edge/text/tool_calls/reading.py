@@ -35,13 +35,11 @@ class MoreError(NoCallError):
     """Raised if the text ends before the call does."""
 
 
-def read_call(
-    text: str, at: int, quote: str, names: Collection[str] | None
-) -> tuple[str, str, int]:
+def read_call(text: str, at: int, quote: str, names: Collection[str]) -> tuple[str, str, int]:
     """Return (name, arguments as JSON, end) of the call that begins at position `at`.
 
-    quote: marker around strings, for families that do not use JSON. names: functions that may be
-    called; None: any. Raises NoCallError, MoreError.
+    quote: marker around strings, for families that do not use JSON. names: functions that may be called.
+    Raises NoCallError, MoreError.
     """
     if quote:
         found = CALL.match(text, at)
@@ -54,7 +52,7 @@ def read_call(
         arguments = given[0] if given else {}
         if call.keys() - KEYS or len(given) > 1 or not isinstance(arguments, dict):
             raise NoCallError
-    if not isinstance(name, str) or not name or (names is not None and name not in names):
+    if not isinstance(name, str) or name not in names:
         raise NoCallError
     written = json.dumps(arguments, ensure_ascii=False)
     try:
