@@ -149,15 +149,6 @@ def kept(tmp_path: Path) -> tuple[Path, list[int]]:
     return file, answer
 
 
-def test_a_later_process_goes_on(kept: tuple[Path, list[int]]) -> None:
-    file, answer = kept
-    again, taken = cached(file.parent)
-    assert again == answer and taken >= 128
-    assert cached(file.parent, kv="int8")[1] == cached(file.parent, TEXT)[1] == 0
-    longer, taken = cached(file.parent, LONG + " Madrid." * 5)
-    assert taken >= 128 and (longer, 0) == cached(file.parent.parent / "q", LONG + " Madrid." * 5)
-
-
 def pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
