@@ -60,11 +60,7 @@ class BackendContext(Protocol):
         """Earliest position, other than 0, where a step still finds all tokens of its sliding windows."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Return where a prompt of `tokens` tokens may continue after cached tokens.
-
-        "pairs": at any even position. "steps": only where a call without cache begins a step. "":
-        nowhere.
-        """
+        """Return where a prompt of `tokens` tokens may continue after cached tokens."""
 
     @property
     def settled(self) -> int:

@@ -62,8 +62,7 @@ class PrefixFolder:
     def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
         """Return the file with most reusable tokens of a prompt, and their number; None if too few.
 
-        A file needs at least `more_than` + LEAST_TOKENS reusable tokens. resumes: "pairs" if reuse
-        may end at any even position, "steps" if only where a step begins, "" if nothing can be reused.
+        A file needs at least `more_than` + LEAST_TOKENS reusable tokens.
         """
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:

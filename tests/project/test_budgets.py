@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_781),
+    "package, lines": Budget(package_lines, 40_776),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
     "tests, lines": Budget(lambda: lines_in("tests"), 36_506),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_788),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 75)
-PLAIN_LINES = Budget(int, 8_593)
+PLAIN_LINES = Budget(int, 8_592)
 
 
 def test_the_tree_does_not_grow() -> None:
