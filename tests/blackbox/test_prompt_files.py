@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 import stem_edge
 
 IDS = np.random.default_rng(5).integers(3, 250, 400).tolist()
-SHORTEST, LIMIT = 128, 2 << 30  # tokens of a file, bytes of all files
+LIMIT = 2 << 30  # bytes of all files
 POSIX = pytest.mark.skipif(os.name != "posix", reason="owners and modes of files are POSIX's")
 
 

@@ -183,7 +183,7 @@ def options_of_export() -> int:
 BUDGETS = {
     "package, lines": Budget(package_lines, 40_776),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 36_506),
+    "tests, lines": Budget(lambda: lines_in("tests"), 36_458),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_788),
     "classes": Budget(package_classes, 357),
     "commands": Budget(lambda: len(main.COMMANDS), 15),

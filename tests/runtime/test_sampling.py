@@ -21,7 +21,7 @@ from stem_edge.runtime.sampling import (
 from stem_edge.runtime.sampling_params import SamplingParams
 
 LARGE_V = 128256
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
 
 
 def sample(logits: F32, params: SamplingParams, count: int = 1) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from contract import refused
 from installed import DEMO
@@ -14,26 +13,6 @@ from loading import load_fixed
 import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
-from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout
-
-V = 1000
-LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
-
-
-def fetch(cache: RowCache, wanted: I64) -> None:
-    """Look up records as a step does; record r is full of r."""
-    found = cache.find(wanted)
-    cache.use(wanted, found)
-    if len(missing := found.missing):
-        values = np.repeat(missing.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
-        records: U8 = pack_records(LAYOUT, [values])
-        cache.install(found.missing, records, found.slots)
-    assert isinstance(cache.storage, ArraySlots)
-    assert (cache.storage.codes[0][0][cache.find(wanted).slots, 0] == wanted).all()
 
 
 @pytest.mark.parametrize("slots", [-1, 0, 1, 3, 301, 1 << 40])

@@ -11,11 +11,10 @@ import pytest
 from stores import Way, flip_bit, ids, open_way, write_store
 
 from stem_edge.errors import BundleError, RowReadError
-from stem_edge.files import disk, plain_files
+from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.rows import RowCounters
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.tables import shards
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
@@ -65,32 +64,6 @@ def test_records_are_what_was_written(reads: Way, system: str, written: U8, tmp_
     for found, tokens in zip(read, ORDERS, strict=True):  # they outlive the store
         assert found.dtype == np.uint8
         assert np.array_equal(found, written[tokens])
-
-
-class Opened:
-    """Every shard that is opened for its records from here on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.files, self.open = 0, set[int]()
-        open_plain, close = plain_files.open_plain, disk.close
-
-        def noted(path: Path, what: str) -> int:
-            descriptor = open_plain(path, what)
-            self.files += 1
-            self.open.add(descriptor)
-            return descriptor
-
-        def noted_close(descriptor: int) -> None:
-            self.open.discard(descriptor)
-            close(descriptor)
-
-        monkeypatch.setattr(shards, "open_plain", noted)
-        monkeypatch.setattr(disk, "close", noted_close)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
-    return Opened(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from stem_edge.bundle.edit_files.schemes import FITS, SCHEMES, Scheme, align, choose_scheme
 from stem_edge.errors import InputError
 
-A, B, C, D, PAD = 10, 11, 12, 13, 99
+A, B, C, PAD = 10, 11, 12, 99
 LENGTHS = range(1, 9)
 
 
