@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import CONTRIB
 from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES
 from stem_edge.graph.layer import LayerGraph
 
 QKV = ("wq", "wk", "wv")
-K_SCALE = 12  # index of the first input that only quantized caches have
+SINK, K_SCALE = 11, 12  # indexes of the sinks of heads, and of the first input for quantized caches
 
 
 def attention(layer: LayerGraph, x: str) -> str:
@@ -52,6 +54,10 @@ def grouped(
 ) -> str:
     """Emit GroupQueryAttention; return the result's name. updated: names of cache outputs."""
     config, own = layer.config, layer.shape
+    # Explicit, because the default depends on the head width, which may be padded.
+    scale = config.attention_scale or own.head_dim**-0.5
+    if layer.kv.whole:
+        inputs, scale = _whole(layer, inputs, scale), 1.0
     return layer.graph.node(
         "GroupQueryAttention",
         inputs,
@@ -61,10 +67,25 @@ def grouped(
         kv_num_heads=own.n_kv_heads,
         **{"do_rotary": 1, **attributes},
         rotary_interleaved=int(config.rope_interleaved),
-        # Explicit, because the default depends on the head width, which may be padded.
-        scale=config.attention_scale or own.head_dim**-0.5,
+        scale=scale,
         **({"local_window_size": window} if window else {}),
     )
+
+
+def _whole(layer: LayerGraph, inputs: list[str], scale: float) -> list[str]:
+    """Return attention inputs with which onnxruntime computes all scores of a head at once, with AVX.
+
+    It has AVX code for a single token only there, and only for scores without a factor. So q is scaled
+    before, and each head has a sink, without weight, because with sinks it does not divide the keys.
+    """
+    graph, own, heads, (q, k, *others) = layer.graph, layer.shape, layer.config.n_heads, inputs
+    if scale != 1:
+        sizes = [n * io.head_width(own) for n in (heads, 0 if k else 2 * own.n_kv_heads)]
+        factors = np.repeat(np.array([scale, 1], np.float32), sizes)
+        factor = graph.constant(f"factors.{scale!r}.{sizes}", factors)
+        q = graph.add("Mul", [q, factor], layer.at + "q.scaled")
+    sinks = graph.constant(f"sinks.{heads}", np.full(heads, np.finfo(np.float32).min, np.float32))
+    return [q, k, *others, *[""] * (SINK - len(inputs)), sinks]
 
 
 def caches(

@@ -29,10 +29,11 @@ def decoding(
     format: BackboneFormat,
     *,
     kv: KvType = "fp32",
+    whole: bool = False,
 ) -> Built:
-    """Build decoding graphs and weight layout. Raises GraphError if `format` or `kv` is unfit."""
+    """Build decoding graphs and weight layout. whole: see KvFormat. Raises GraphError if `format` or `kv` is unfit."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
-    cache = place_peaks(plan, config, format, kv)
+    cache = place_peaks(plan, config, format, kv)._replace(whole=whole)
     begin = Start()
     # The head's graph places a matrix that embedding and head share, so the embedding comes after it.
     names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)

@@ -136,11 +136,14 @@ MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
 class KvFormat(NamedTuple):
-    """KV cache type, and peaks for its scales. widened: attention reads codes as float32."""
+    """KV cache type, peaks for its scales, and which kernels of attention read it."""
 
     type: KvType
     peaks: Mapping[tuple[int, str], Tensor]  # (layer, KEYS or VALUES) -> greatest magnitudes
-    widened: bool = False  # which is faster for many tokens
+    widened: bool = False  # codes become float32 first, which is faster for many tokens
+    whole: bool = (
+        False  # all scores of a head at once: faster for a token on x86, much memory for many
+    )
 
     @property
     def cache(self) -> Cache:

@@ -96,12 +96,7 @@ class KvCache(BackendContext):
         return self.earliest  # because a token's position determines its cell
 
     def make_room(self, position: int, count: int) -> None:
-        """Prepare cells for `count` tokens from a position on. Tokens that are there already are replaced.
-
-        Raises ValueError if the position is between 0 and `earliest`, or if there are too many tokens.
-        """
-        for ring in self.rings.values():
-            ring.check(position, count)
+        """Prepare cells for `count` tokens from a position on. Tokens that are there already are replaced."""
         for ring in self.rings.values():
             ring.advance(position, count)
 
@@ -121,14 +116,6 @@ class Ring:
         """Earliest position, except 0, where a step finds all tokens of its window in cells."""
         # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
-
-    def check(self, position: int, count: int) -> None:
-        """Raise ValueError if a step of `count` tokens at `position` needs an overwritten cell, or does not fit."""
-        if 0 < position < self.earliest:
-            raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
-        most = self.capacity - min(position, self.window - 1 if self.window else position)
-        if count > most:
-            raise ValueError(f"a step has {count} tokens; expected up to {most}")
 
     def advance(self, position: int, count: int) -> None:
         """Record that a step writes `count` tokens from a position on. At position 0, the ring begins empty."""

@@ -62,12 +62,9 @@ class KvWindow:
         """Make room for `count` tokens from a position on; return the position of the token in the first row.
 
         No row that a step at this position reads is dropped. So a step that failed, or an interrupted call
-        of this method, can be repeated. Raises ValueError for positions between 0 and `earliest`,
-        and for more tokens than can fit.
+        of this method, can be repeated. Raises ValueError for more tokens than can fit.
         """
         self._finish()
-        if 0 < position < self.earliest:
-            raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
         shift, settled = (self._shift, self.settled) if position else (_Shift(), 0)
         if position - shift.base + count > self.capacity:
             first = self._first(position)

@@ -23,8 +23,8 @@ LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
 # measured with SmolLM2-135M, and with a model of Gemma 4 E2B's shape, whose activation ranges are nodes, too.
 APART_LAYER_NBYTES, APART_TOKEN_NBYTES = 150 << 10, 60 << 10
 RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES = 600 << 10, 100 << 10
-# Keys whose scores are in memory at once on the CPU. Attention computes keys in blocks, so a chunk
-# takes as much memory after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
+# Keys whose scores are in memory at once on the CPU, where attention computes keys in blocks (measured with
+# onnxruntime 1.31 and 1.32). Beside a graph for prompts, other graphs compute all scores at once (KvFormat.whole).
 SCORED_AT_ONCE = 512
 
 
@@ -53,18 +53,18 @@ def cpu_needs(
     weights += later
     if prefill:
         later += PREPARED_FIXED_NBYTES if prepared else footprint.prefill_nbytes
-    scored = min(context, SCORED_AT_ONCE)
+    few = context if footprint.prefill_nbytes else min(context, SCORED_AT_ONCE)
+    scored = min(context, SCORED_AT_ONCE) if prefill else few
     part = Part(
         weights=weights,
         kv_cache=footprint.kv_nbytes(context),
         fixed=fixed_nbytes(footprint, context, threads)
         + prefill * widened_nbytes(footprint, context),
         chunk_token=chunk_token_nbytes(footprint, scored, prefill=prefill),
-        logits=logits_nbytes(footprint, scored),
+        logits=logits_nbytes(footprint, few),
         later=later,
     )
-    mapped = footprint.step_nbytes if prepared else 0
-    return Needs(footprint, context, part, mapped=mapped, prefill=prefill)
+    return Needs(footprint, context, part, mapped=prepared * footprint.step_nbytes, prefill=prefill)
 
 
 def apart_nbytes(model: ModelConfig) -> int:

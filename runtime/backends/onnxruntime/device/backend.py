@@ -102,7 +102,6 @@ class DeviceContext:
         self._graphs |= {name: BoundSession(one) for name, one in backend.sessions.items()}
         self._capacity = self._tokens = 0  # bound rows of the KV cache; bound tokens of a step
         self._position = 0
-        self._unsure = False  # True if the last step failed, and may have left NaN in the KV cache
 
     def __del__(self) -> None:
         self._memory.retire([self._kv, self._graphs])  # not freed here: this may be any thread
@@ -132,9 +131,7 @@ class DeviceContext:
     def begin(self, token_ids: I64, position: int) -> None:
         count = len(token_ids)
         self._memory.collect()
-        if self._unsure:
-            self._clear(position)
-        self._unsure, self._position = True, position
+        self._position = position
         self._fit(position + count, count)
         places = np.arange(position, position + count)
         given = {io.TOKEN_IDS: token_ids[None].astype(np.int64), PLACES: places[:, None]}
@@ -159,7 +156,6 @@ class DeviceContext:
                 wanted = np.arange(logits)  # all, because `rest` computes no others
             self._graphs[io.HEAD].feed({io.WANTED: wanted, io.LOGITS: found})
             self._run(io.HEAD)
-        self._unsure = not np.isfinite(found).all()
         result: F32 = found[0]
         return result
 
@@ -189,13 +185,6 @@ class DeviceContext:
     def _bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         for graph in self._graphs.values():
             graph.bind(values)
-
-    def _clear(self, position: int) -> None:
-        """Set the KV cache to 0 from a position on, because a mask cannot hide NaN (0 * NaN is NaN)."""
-        for array in self._kv.values():
-            lines = array.read()
-            lines[position:] = 0
-            array.write(lines)
 
     def _fit(self, total: int, tokens: int) -> None:
         """Bind KV cache for a context of `total` tokens, and hidden states for the step's `tokens` tokens."""

@@ -38,12 +38,6 @@ class DeviceArray:
         with onnxruntime_errors("copying to the device"):
             self._place.write(self._store, np.asarray(array, order="C"))
 
-    def read(self) -> F32:
-        array = np.empty(self.shape, np.float32)
-        with onnxruntime_errors("copying from the device"):
-            self._place.read(self._store, array)
-        return array
-
     def beginning(self, count: int) -> ort.OrtValue:
         """Return a view of the tensor's first `count` entries along the first axis."""
         value = self._place.value(self._store, (count, *self.shape[1:]))
@@ -117,9 +111,6 @@ class Host:
     def write(self, store: Any, array: F32) -> None:
         store[...] = array
 
-    def read(self, store: Any, array: F32) -> None:
-        array[...] = store
-
     def value(self, store: Any, shape: Shape) -> ort.OrtValue:
         """Return a view, in this shape, of the beginning of the memory `store`."""
         return ort.OrtValue.ortvalue_from_numpy(store[: shape[0]])
@@ -142,9 +133,6 @@ class Cuda(Host):
 
     def write(self, store: ort.OrtValue, array: F32) -> None:
         store.update_inplace(array)
-
-    def read(self, store: ort.OrtValue, array: F32) -> None:
-        array[...] = store.numpy()
 
     def value(self, store: ort.OrtValue, shape: Shape) -> ort.OrtValue:
         binding = self._viewer.io_binding()

@@ -17,9 +17,10 @@ from stem_edge.graph.decode import decoding
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
-from stem_edge.graph.kv import KvType
+from stem_edge.graph.kv import QUANTIZED, KvType
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
+from stem_edge.system.processor import X86
 
 
 def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, GraphSource]:
@@ -34,7 +35,7 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     try:
-        built = [decoding(*described, kv=kv)]
+        built = [decoding(*described, kv=kv, whole=few_tokens_alone(bundle, kv))]
         if prefill:
             from stem_edge.graph.prompt_products import prompts  # only for long prompts
 
@@ -46,6 +47,11 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
         check_weights(bundle, one.plan)
     with_states_of(bundle, built[0].graphs[io.HEAD])
     return {name: graph for one in built for name, graph in one.graphs.items()}
+
+
+def few_tokens_alone(bundle: Bundle, kv: KvType) -> bool:
+    """Return True if other graphs than that for prompts compute all scores at once (KvFormat.whole)."""
+    return bundle.manifest.has_prefill and kv not in QUANTIZED and X86
 
 
 def check_weights(bundle: Bundle, plan: WeightPlan) -> None:

@@ -16,6 +16,7 @@ from stem_edge.graph.rest import updated_caches, wanted_start
 from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan, place_peaks
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    few_tokens_alone,
     format_of,
     separate,
     with_states_of,
@@ -34,7 +35,8 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
     others = separate(bundle, prefill=prefill, kv=kv)
     for name in (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD))):
         others.pop(name, None)
-    return {io.STEP: with_states_of(bundle, joined(*described, kv=kv))} | others
+    step = joined(*described, kv=kv, whole=few_tokens_alone(bundle, kv))
+    return {io.STEP: with_states_of(bundle, step)} | others
 
 
 def joined(
@@ -43,13 +45,14 @@ def joined(
     format: BackboneFormat,
     *,
     kv: KvType = "fp32",
+    whole: bool = False,
 ) -> Graph:
     """Build one graph of all layers and the head, over the same weight file as separate graphs.
 
     It computes the same bits, but wakes onnxruntime's threads only once per step.
     """
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
-    cache = place_peaks(plan, config, format, kv)
+    cache = place_peaks(plan, config, format, kv)._replace(whole=whole)
     if not format.tied:
         embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # only its place
     products = products_of(config, graph, plan, format)

@@ -47,4 +47,6 @@ def test_prompts_go_on_without_it(bundle: Path, tmp_path: Path) -> None:
         with pytest.warns(Warning, match="answers take longer") as told:
             found = [model.logits(IDS), model.logits(IDS)]
     assert len(told) == 1
-    assert np.array_equal(found[0], expected) and np.array_equal(found[1], expected)
+    assert np.array_equal(found[0], found[1])
+    # Only beside a graph for prompts, attention computes all scores of a head at once.
+    assert np.allclose(found[0], expected, atol=1e-5)
