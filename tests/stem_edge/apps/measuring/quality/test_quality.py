@@ -12,7 +12,6 @@ import pytest
 from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 from loading import load_fixed
-from prompt_graph import without_prompt_graph
 
 import stem_edge
 from stem_edge.apps.measuring.quality.quality import Quality
@@ -40,10 +39,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def log_probabilities(bundle: Path, ids: list[int]) -> F64:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        load_fixed(without_prompt_graph(bundle, Path(folder, "copy"))) as model,
-    ):
+    with load_fixed(bundle) as model:
+        model.engine.uses_prefill = False
         logits = model.logits(ids).astype(np.float64)
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     found: F64 = np.log(probabilities / probabilities.sum(axis=1, keepdims=True))
