@@ -140,7 +140,7 @@ class Backend(Protocol):
         contexts may overwrite them. Layers that reuse an earlier layer's K and V run for these tokens only.
 
         Raises BackendError. Afterwards, or if logits are not finite, the step can be tried again, for all
-        contexts or for one at a time. Other contexts are not affected.
+        contexts or for one at a time; not on devices, after values that are not finite. Others are not affected.
         """
 
     def close(self) -> None:

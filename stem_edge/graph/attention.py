@@ -56,8 +56,8 @@ def grouped(
     config, own = layer.config, layer.shape
     # Explicit, because the default depends on the head width, which may be padded.
     scale = config.attention_scale or own.head_dim**-0.5
-    if layer.kv.whole:
-        inputs, scale = _whole(layer, inputs, scale), 1.0
+    if layer.kv.unblocked:
+        inputs, scale = _unblocked(layer, inputs, scale), 1.0
     return layer.graph.node(
         "GroupQueryAttention",
         inputs,
@@ -72,11 +72,11 @@ def grouped(
     )
 
 
-def _whole(layer: LayerGraph, inputs: list[str], scale: float) -> list[str]:
-    """Return attention inputs with which onnxruntime computes all scores of a head at once, with AVX.
+def _unblocked(layer: LayerGraph, inputs: list[str], scale: float) -> list[str]:
+    """Return attention inputs that make onnxruntime compute all scores of a head at once.
 
-    It has AVX code for a single token only there, and only for scores without a factor. So q is scaled
-    before, and each head has a sink, without weight, because with sinks it does not divide the keys.
+    For one query, it has AVX code only in this kernel, and only if the scale is 1. So q is scaled first.
+    Sinks select the kernel; theirs is the least number, so that their weight is 0.
     """
     graph, own, heads, (q, k, *others) = layer.graph, layer.shape, layer.config.n_heads, inputs
     if scale != 1:

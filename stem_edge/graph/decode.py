@@ -29,11 +29,11 @@ def decoding(
     format: BackboneFormat,
     *,
     kv: KvType = "fp32",
-    whole: bool = False,
+    unblocked: bool = False,
 ) -> Built:
-    """Build decoding graphs and weight layout. whole: see KvFormat. Raises GraphError if `format` or `kv` is unfit."""
+    """Build decoding graphs and weight layout. unblocked: see KvFormat. Raises GraphError if `format` or `kv` is unfit."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
-    cache = place_peaks(plan, config, format, kv)._replace(whole=whole)
+    cache = place_peaks(plan, config, format, kv)._replace(unblocked=unblocked)
     begin = Start()
     # The head's graph places a matrix that embedding and head share, so the embedding comes after it.
     names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)

@@ -6,6 +6,7 @@ byte. Each channel of each layer has its own scale (graph/weight_plan.py).
 
 from __future__ import annotations
 
+import platform
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +21,7 @@ KvChoice = Literal["auto", "fp32", "fp16", "int8", "int4"]
 KV_CHOICES: tuple[KvChoice, ...] = get_args(KvChoice)
 QUANTIZED: tuple[KvType, ...] = ("int8", "int4")
 KEYS, VALUES = "keys", "values"
+X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 class Cache(NamedTuple):

@@ -141,9 +141,7 @@ class KvFormat(NamedTuple):
     type: KvType
     peaks: Mapping[tuple[int, str], Tensor]  # (layer, KEYS or VALUES) -> greatest magnitudes
     widened: bool = False  # codes become float32 first, which is faster for many tokens
-    whole: bool = (
-        False  # all scores of a head at once: faster for a token on x86, much memory for many
-    )
+    unblocked: bool = False  # all scores of a head at once, which takes memory for many tokens
 
     @property
     def cache(self) -> Cache:

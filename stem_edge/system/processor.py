@@ -6,8 +6,6 @@ import hashlib
 import platform
 from pathlib import Path
 
-X86 = platform.machine().lower() in ("x86_64", "amd64")
-
 
 def cpu_digest() -> str:
     """Return a hash of the processor's name and features, which determine what kernels run."""

@@ -23,6 +23,7 @@ import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.distributions import divergence
+from stem_edge.runtime.backends.onnxruntime.providers import graphs
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -30,6 +31,7 @@ def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+Patch = pytest.MonkeyPatch
 TOLERANCE = 1e-4
 MOST_NATS = 1e-3  # where a rounding tips over; 2.7e-4 on an emulated Cortex-A76, 4e-13 on others
 # How they are stored is read by the reference, too.
@@ -55,8 +57,13 @@ def test_reference_model_computes_the_trainers_logits(case: str) -> None:
 
 
 @STORED_ALIKE
-def test_bundles_compute_the_trainers_logits(case: str, bundle: Path, engine: EngineName) -> None:
-    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
+@pytest.mark.parametrize("unblocked", [False, True])
+def test_bundles_compute_the_trainers_logits(
+    case: str, bundle: Path, engine: EngineName, unblocked: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Also with the attention of bundles that have a graph for prompts, which float32 bundles lack."""
+    monkeypatch.setattr(graphs, "unblocked_attention", lambda *_: unblocked)
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine, cache_dir=tmp_path) as model:
         for ids, expected in zip(*reference(case), strict=True):
             assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
             (chunk,) = model.generate(ids, max_new_tokens=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import platform
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.ggml.graph import Arena, GgmlGraph, MappedBuffer, Processor, Tensor
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
-from stem_edge.system.processor import X86
 
+X86 = ("x86_64", "amd64")
 # For 2 or 3 tokens, one product of all takes 1.2 to 1.4 times as long as a product of each token. From 8 tokens
 # on, ggml multiplies K-quants in tiles of 16 tokens: with 8 to 11 tokens, that takes 1.5 times as long.
 TOKEN_BY_TOKEN = {
@@ -64,7 +65,7 @@ def token_by_token(stored: TensorType, tokens: int) -> bool:
     Measured with AVX-512 and weights larger than the processor's caches; see TOKEN_BY_TOKEN.
     """
     few = TOKEN_BY_TOKEN.get(stored, range(0))
-    return tokens in few and X86
+    return tokens in few and platform.machine().lower() in X86
 
 
 def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:

@@ -15,8 +15,9 @@ from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.numerics.quantize import F32, I32, I64
+from stem_edge.runtime.backends.costs import MOST
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
-from stem_edge.runtime.backends.onnxruntime.context import FEW_TOKENS, OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import (
     Graphs,
     LaterSessions,
@@ -121,7 +122,7 @@ class OrtBackend:
             context.make_room(position, count)
             for context, position in zip(contexts, positions, strict=True)
         ]
-        if max(count, graphs.shape.tokens) > FEW_TOKENS:
+        if max(count, graphs.shape.tokens) > MOST:  # other steps free too little
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
         (kv, first), padded = contexts[0].place, False
         if kv.pads and count == 1 and sequences % 2 == 1:

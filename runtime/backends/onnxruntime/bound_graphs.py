@@ -238,6 +238,5 @@ class Lengths:
         return {prefix + io.SEQLENS_K: self._seqlens_k, prefix + io.TOTAL_LENGTH: self._total}
 
     def write(self, rows: list[int]) -> None:
-        for place, count in enumerate(rows):
-            self._seqlens_k[place] = count - 1
+        self._seqlens_k[:] = np.subtract(rows, 1)
         self._total[...] = max(rows)

@@ -95,10 +95,6 @@ class KvArrays:
         return rows < self.length
 
 
-# Steps of up to this many tokens, such as steps that verify drafts, free too little memory to return it.
-FEW_TOKENS = MOST
-
-
 class Place(NamedTuple):
     """Where the keys and values of a sequence are: arrays, and the sequence's index in these arrays."""
 

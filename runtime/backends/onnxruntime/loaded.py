@@ -107,7 +107,9 @@ class LaterSessions:
                 self._open[group] = self._opener(self._groups[group])
             except (BackendError, OutOfMemoryError) as error:
                 self._failed[group] = str(error)
-                warnings.warn(NotOpened(f"{error}; answers take longer without it"), stacklevel=2)
+                warnings.warn(
+                    NotOpened(f"{error}; answers take longer, and more memory"), stacklevel=2
+                )
                 raise BackendError(str(error)) from error
         return self._open.get(group, {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
+from stem_edge.graph.kv import X86
 from stem_edge.graph.names import head_width, kv_capacity
 from stem_edge.runtime.backends.costs import SIZES, Needs, Part
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
@@ -23,8 +24,8 @@ LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
 # measured with SmolLM2-135M, and with a model of Gemma 4 E2B's shape, whose activation ranges are nodes, too.
 APART_LAYER_NBYTES, APART_TOKEN_NBYTES = 150 << 10, 60 << 10
 RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES = 600 << 10, 100 << 10
-# Keys whose scores are in memory at once on the CPU, where attention computes keys in blocks (measured with
-# onnxruntime 1.31 and 1.32). Beside a graph for prompts, other graphs compute all scores at once (KvFormat.whole).
+# Keys whose scores are in memory at once on the CPU, if attention computes keys in blocks (measured with
+# onnxruntime 1.31 and 1.32). It does not in decoding graphs of bundles with a graph for prompts (KvFormat.unblocked).
 SCORED_AT_ONCE = 512
 
 
@@ -53,14 +54,14 @@ def cpu_needs(
     weights += later
     if prefill:
         later += PREPARED_FIXED_NBYTES if prepared else footprint.prefill_nbytes
-    few = context if footprint.prefill_nbytes else min(context, SCORED_AT_ONCE)
-    scored = min(context, SCORED_AT_ONCE) if prefill else few
+    blocks = min(context, SCORED_AT_ONCE)
+    few = context if footprint.prefill_nbytes and footprint.kv == "fp32" and X86 else blocks
     part = Part(
         weights=weights,
         kv_cache=footprint.kv_nbytes(context),
         fixed=fixed_nbytes(footprint, context, threads)
         + prefill * widened_nbytes(footprint, context),
-        chunk_token=chunk_token_nbytes(footprint, scored, prefill=prefill),
+        chunk_token=chunk_token_nbytes(footprint, blocks if prefill else few, prefill=prefill),
         logits=logits_nbytes(footprint, few),
         later=later,
     )
@@ -108,8 +109,7 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
 def logits_nbytes(footprint: Footprint, scored: int) -> int:
     """Return the bytes of memory for each token whose logits a step computes.
 
-    Layers that reuse an earlier layer's K and V are included, because they run for these tokens
-    only. scored: number of keys whose attention scores are stored at once.
+    Layers that reuse an earlier layer's K and V are included, because they run for these tokens only. scored: as above.
     """
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
@@ -121,8 +121,7 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
     """Return how many activation values a token has in memory while the layers `numbers` run.
 
     numbers: indexes of the layers; each array counts as large as in the layer where it is largest.
-    wide: number of arrays with d_ff values. scored: number of keys whose attention scores are
-    stored at once.
+    wide: number of arrays with d_ff values. scored: as above.
     """
     layers = [config.layer(number) for number in numbers]
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)

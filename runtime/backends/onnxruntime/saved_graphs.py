@@ -17,7 +17,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.names import cache_folder
-from stem_edge.graph.kv import KvType
+from stem_edge.graph.kv import X86, KvType
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.options import LoadOptions
 
@@ -33,11 +33,11 @@ BUILDERS = (
 def saved_graphs(bundle: Bundle, kv: KvType, options: LoadOptions) -> dict[str, GraphSource]:
     """Return graph name -> encoded graph for the CPU. Reads the graphs if an earlier load saved them."""
     manifest, path = bundle.manifest, None
-    # Graphs over linked weights, as in a hub's cache, name the targets of the links, which may change.
+    # Graphs over linked weights, as in a hub's cache, name the links' targets, so they are not saved.
     linked = any(bundle.file(name).is_symlink() for name in manifest.format.files)
     with suppress(InputError, OSError, ValueError, zlib.error):  # msgspec raises ValueError
         if options.weights == "prepared" and not linked:
-            key = digest(builders(), encode_manifest(manifest), kv)
+            key = digest(builders(), encode_manifest(manifest), kv, X86)
             path = cache_folder(options.cache_dir) / GRAPHS / key
             saved = zlib.decompress(disk.read_file(path, MAX_NBYTES))  # which checks its checksum
             graphs = msgspec.msgpack.decode(saved, type=dict[str, bytes])

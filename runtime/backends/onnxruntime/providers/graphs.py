@@ -17,10 +17,9 @@ from stem_edge.graph.decode import decoding
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
-from stem_edge.graph.kv import QUANTIZED, KvType
+from stem_edge.graph.kv import X86, KvType
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
-from stem_edge.system.processor import X86
 
 
 def cpu_graphs(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, GraphSource]:
@@ -35,7 +34,7 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     try:
-        built = [decoding(*described, kv=kv, whole=few_tokens_alone(bundle, kv))]
+        built = [decoding(*described, kv=kv, unblocked=unblocked_attention(bundle, kv))]
         if prefill:
             from stem_edge.graph.prompt_products import prompts  # only for long prompts
 
@@ -49,9 +48,12 @@ def separate(bundle: Bundle, *, prefill: bool, kv: KvType) -> dict[str, Graph]:
     return {name: graph for one in built for name, graph in one.graphs.items()}
 
 
-def few_tokens_alone(bundle: Bundle, kv: KvType) -> bool:
-    """Return True if other graphs than that for prompts compute all scores at once (KvFormat.whole)."""
-    return bundle.manifest.has_prefill and kv not in QUANTIZED and X86
+def unblocked_attention(bundle: Bundle, kv: KvType) -> bool:
+    """Return True if decoding graphs have KvFormat.unblocked, which is faster for one token on x86.
+
+    It takes much memory for many tokens, so only if prompts have a graph of their own.
+    """
+    return bundle.manifest.has_prefill and kv == "fp32" and X86
 
 
 def check_weights(bundle: Bundle, plan: WeightPlan) -> None:

@@ -16,9 +16,9 @@ from stem_edge.graph.rest import updated_caches, wanted_start
 from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan, place_peaks
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    few_tokens_alone,
     format_of,
     separate,
+    unblocked_attention,
     with_states_of,
 )
 from stem_edge.tables.rows import RecordLayout
@@ -35,7 +35,7 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
     others = separate(bundle, prefill=prefill, kv=kv)
     for name in (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD))):
         others.pop(name, None)
-    step = joined(*described, kv=kv, whole=few_tokens_alone(bundle, kv))
+    step = joined(*described, kv=kv, unblocked=unblocked_attention(bundle, kv))
     return {io.STEP: with_states_of(bundle, step)} | others
 
 
@@ -45,14 +45,14 @@ def joined(
     format: BackboneFormat,
     *,
     kv: KvType = "fp32",
-    whole: bool = False,
+    unblocked: bool = False,
 ) -> Graph:
     """Build one graph of all layers and the head, over the same weight file as separate graphs.
 
     It computes the same bits, but wakes onnxruntime's threads only once per step.
     """
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
-    cache = place_peaks(plan, config, format, kv)._replace(whole=whole)
+    cache = place_peaks(plan, config, format, kv)._replace(unblocked=unblocked)
     if not format.tied:
         embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # only its place
     products = products_of(config, graph, plan, format)

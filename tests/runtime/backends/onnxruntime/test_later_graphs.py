@@ -48,5 +48,4 @@ def test_prompts_go_on_without_it(bundle: Path, tmp_path: Path) -> None:
             found = [model.logits(IDS), model.logits(IDS)]
     assert len(told) == 1
     assert np.array_equal(found[0], found[1])
-    # Only beside a graph for prompts, attention computes all scores of a head at once.
     assert np.allclose(found[0], expected, atol=1e-5)

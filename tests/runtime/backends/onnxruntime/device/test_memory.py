@@ -63,9 +63,8 @@ def put(memory: DeviceMemory, values: Any) -> DeviceArray:
 
 
 def test_what_is_written_is_read(memory: DeviceMemory) -> None:
-    array = memory.empty((3, 5), "a test")
     values = np.arange(15, dtype=np.float32).reshape(3, 5)
-    array.write(values)
+    array = put(memory, values)
     values[:] = 0  # a copy was made
     assert np.array_equal(array.beginning(3).numpy().ravel(), np.arange(15))
 
@@ -93,9 +92,7 @@ def test_beyond_its_limit_nothing_is_allocated() -> None:
 
 def test_an_allocation_that_fails_leaves_the_rest(memory: DeviceMemory) -> None:
     held = put(memory, np.arange(4, dtype=np.float32))
-    with pytest.raises(
-        OutOfMemoryError, match="for all there is: needs 4,503,599,627,370,496 bytes"
-    ):
+    with pytest.raises(OutOfMemoryError, match="for all there is: needs 4,503,599,627,370,496"):
         memory.empty((1 << 50,), "all there is")
     assert memory.nbytes == held.nbytes and np.array_equal(held.beginning(4).numpy(), np.arange(4))
 
