@@ -11,8 +11,8 @@ PREPARED = "prepared"  # folder of prepared backbones in the cache folder
 
 
 def cache_folder(given: str | Path | None) -> Path:
-    """Return the given folder, or by default the user's cache folder. Raises InputError."""
-    if given is not None:
+    """Return the given folder; if it is None or "", the user's cache folder. Raises InputError."""
+    if given:
         return Path(given)
     from platformdirs import user_cache_path
 

@@ -83,4 +83,4 @@ def _remove(kept: Kept) -> None:
         elif (
             path.parent.name == CHECKED and f"{marked_folder(path)}{os.sep}".startswith(within)
         ) or path.parent.name in (TOKENIZERS, GRAPHS):
-            path.unlink()
+            path.unlink(missing_ok=True)  # another rm may be faster
