@@ -12,7 +12,6 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from stem_edge.bundle.manifest import (
     FORMAT_VERSION,
@@ -23,7 +22,6 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.errors import ExportError, FarError
-from stem_edge.export.backbone.onnx import PREFILL
 from stem_edge.export.job.files import Output, write_file
 from stem_edge.export.job.plan import Format, Plan
 from stem_edge.export.job.recipe import BETTER, EXACT, FAR
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 PREPARED = ".prepared"  # temporary folder in the bundle, for a prepared backbone
 # Few digits, so that reports agree across processors, whose sums differ in the last digits.
 DIGITS = 3
-# Number of tokens on which the graph for prompts is compared with the decoding graph.
-PROBE_TOKENS = 48
 LARGE_NBYTES = 500_000_000  # larger bundles are prepared: takes seconds, but less memory
 EXACT_VALUES = 1 << 25  # logits of the checkpoint that are in memory at once
 
@@ -53,26 +49,24 @@ def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 
     exact: the checkpoint's hidden states [T, hidden_width] before the head; None: do not compare.
     Raises FarError if the bundle diverges from its checkpoint by more than the recipe allows.
     """
-    format, notes, prefill, apart = plan.format, plan.source.notes, None, None
+    format, notes, prefill = plan.format, plan.source.notes, None
     if exact is None:
         return _manifest(plan, out, format, notes=notes)
     with _loaded(plan, out, written if plan.prefill else format, len(ids)) as model:
         model.engine.uses_prefill = False
-        decode, first = _compare(plan, exact, _logits(plan, model, ids))
+        decode = _compare(plan, exact, _logits(plan, model, ids))
         greatest = decode["divergence"]
         if plan.prefill:
             model.engine.uses_prefill = True
-            by_prefill, first_prefill = _compare(plan, exact, _logits(plan, model, ids))
-    if plan.prefill:
-        prefill = by_prefill["divergence"]
+            prefill = _compare(plan, exact, _logits(plan, model, ids))["divergence"]
+    if prefill is not None:
         if prefill > greatest and not plan.recipe.prefill_graph:
             found = f"{prefill:g} nats, that of the decoding graph {greatest:g}"
             notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
-            out.remove(PREFILL, PREFILL_DATA)
+            out.remove(PREFILL_DATA)
             prefill = None
         else:
-            format, apart = written, _rounded(divergence(first, first_prefill).mean())
-            greatest = max(greatest, prefill)
+            format, greatest = written, max(greatest, prefill)
     _check_divergence(plan, greatest, len(ids))
     return _manifest(
         plan,
@@ -81,7 +75,6 @@ def accept(plan: Plan, out: Output, written: Format, ids: list[int], exact: F32 
         notes=notes,
         probe_tokens=tuple(ids),
         prefill_divergence=prefill,
-        prefill_from_decode=apart,
         **decode,
     )
 
@@ -141,33 +134,25 @@ def _logits(plan: Plan, model: Model, ids: list[int]) -> Iterator[F32]:
         yield found
 
 
-def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
-    """Compare a bundle's logits with the checkpoint's; return report fields and some of its logits.
+def _compare(plan: Plan, exact: F32, pieces: Iterator[F32]) -> dict[str, float]:
+    """Compare a bundle's logits with the checkpoint's; return fields of the QualityReport.
 
-    These are the bundle's logits of the first PROBE_TOKENS tokens. exact: the checkpoint's last
-    hidden states [T, hidden_width]; logits are computed from a few of them at a time, to save
-    memory. pieces: the bundle's logits, in pieces [n, V].
+    exact: the checkpoint's last hidden states [T, hidden_width]; logits are computed from a few of them
+    at a time, to save memory. pieces: the bundle's logits, in pieces [n, V].
     """
-    each, worst, same, greatest, first, at = list[F32](), 0.0, 0, 0.0, list[F32](), 0
+    each, same = list[F32](), 0
     step = max(1, EXACT_VALUES // plan.source.config.vocab_size)
     starts = range(0, len(exact), step)
     expected = (exact_logits(plan.source, exact[start : start + step]) for start in starts)
     for right, found in side_by_side([expected, pieces]):
         each.append(divergence(right, found))
-        worst = max(worst, float(np.abs(found - right).max()))
-        greatest = max(greatest, float(np.abs(right).max()))
         same += int((found.argmax(axis=1) == right.argmax(axis=1)).sum())
-        first.append(found[: max(0, PROBE_TOKENS - at)].copy())
-        at += len(found)
     divergences = np.concatenate(each)
-    fields = {
-        "worst_logit_difference": _rounded(worst),
-        "greatest_logit": _rounded(greatest),
+    return {
         "divergence": _rounded(divergences.mean()),
         "divergence_99": _rounded(np.percentile(divergences, 99)),
-        "agreement": _rounded(same / at),
+        "agreement": _rounded(same / len(exact)),
     }
-    return fields, np.concatenate(first)
 
 
 def _rounded(value: float | np.floating[Any]) -> float:
@@ -177,17 +162,13 @@ def _rounded(value: float | np.floating[Any]) -> float:
 def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manifest:
     """Return a manifest for the files written so far. measured: fields of the QualityReport."""
     formats: dict[str, Any] = {format.field: format}
-    engine, files = plan.recipe.engine, out.files
+    files = out.files
     tables = plan.tables.format if plan.tables else None
     report = QualityReport(
         checkpoint_nbytes=plan.source.nbytes,
         backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in format.files),
         tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
-        errors=out.errors(),
-        probe_tokens=(),
-        worst_logit_difference=0.0,
-        greatest_logit=0.0,
-        divergence=0.0,
+        **measured,
     )
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -199,5 +180,5 @@ def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manif
         indexed=tables is not None and tables.indexed,
         sampling=plan.source.sampling,
         files=files,
-        reports={engine: replace(report, **measured)},
+        report=report,
     )

@@ -106,11 +106,7 @@ def _records(
     if (copied := _copied(plan, tables, layout, start, stop)) is not None:
         return copied
     rows = [_rows(plan, layer, tables[layer], start, stop) for layer in layout.layers]
-    records = pack_records(layout, rows, scaling_of(layout))
-    kind = f"tables ({layout.row_type})" if plan.format.rare_tables else "tables"
-    for index, values in enumerate(rows):
-        out.meter("tables").add(kind, values, layout.unpack(records, index))
-    return records
+    return pack_records(layout, rows, scaling_of(layout))
 
 
 def _copied(

@@ -12,7 +12,6 @@ from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
 from stem_edge.export.checkpoints.assistant import AssistantCheckpoint, read_assistant
 from stem_edge.export.job.files import Output
 from stem_edge.export.job.plan import Plan, plain_format
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import nearest
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.formats import BackboneFormat
@@ -34,12 +33,12 @@ def open_assistant(path: Path, plan: Plan) -> AssistantCheckpoint:
 
 
 def write_assistant(own: AssistantCheckpoint, plan: Plan, out: Output) -> None:
-    """Write a draft model's weights into the bundle. The report omits their quantization errors."""
+    """Write a draft model's weights into the bundle."""
     format, order = own.described.format, {ORDER: own.cluster_ids}
     target = plan.source.config, cast(BackboneFormat, plan.format)
     weights = drafting(own.described, *target)[1]
     tensors = PaddedTensors(own.described.model, own.tensors)
-    reader = MatrixReader(plan.recipe.cpus, ErrorMeter(), lambda _: None)
+    reader = MatrixReader(plan.recipe.cpus, lambda _: None)
     with out.file(weights.file) as data:
         kept = not format.asymmetric
         file = WeightFile(data, tensors, reader, nearest(format), order, keeps_blocks=kept)

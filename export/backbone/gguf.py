@@ -19,7 +19,6 @@ from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.installed import installed_library
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GGUF, GgufFormat, GgufType, OwnTypes
-from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.quantize import F32
 
 
@@ -51,13 +50,12 @@ def write_gguf_backbone(plan: Plan, out: Output) -> None:
             gguf_schema.gguf_name(name),
             source.backbone[name],
             types[name],
-            kind_of(name),
             importance.get(name),
         )
         for name in config.backbone_shapes()
     ]
     begin_layers(out.bar, "writing weights", config)
-    matrices = MatrixReader(plan.recipe.cpus, out.meter("backbone"), out.bar.advance)
+    matrices = MatrixReader(plan.recipe.cpus, out.bar.advance)
     with out.file(GGUF) as file:
         write_gguf(file, ggml, _metadata(source, format.weights), tensors, matrices)
 

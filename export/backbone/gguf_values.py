@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import ExportError
-from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.tensor_files.gguf_tensor import decoded
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import F16, TensorType
 from stem_edge.ggml.types import F32 as FLOAT32
@@ -20,7 +18,6 @@ from stem_edge.numerics.quantize import F32, U8
 
 # Largest value in all types except float32, because the scales of quantized blocks are float16.
 GREATEST = float(np.finfo(np.float16).max)
-EVERY = 4  # the error of every 4th row is measured
 
 
 @dataclass(frozen=True)
@@ -30,16 +27,13 @@ class TensorSource:
     name: str  # in the file
     matrix: Matrix  # [rows, width], or a vector [rows]
     type: TensorType
-    kind: str  # name of its quantization error in the report
     importance: F32 | None = None  # [width]: weight of each channel in a quantized type
 
 
-def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F32], U8]:
+def encoder(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
     """Return a thread-safe function that encodes float32 rows [n, K] of the tensor as bytes.
 
-    Each row is encoded by itself, so callers may pass any number of rows. `meter` collects the errors
-    of every fourth row, because measuring all rows would double the time of the fast types. The gguf
-    package decodes these rows: it shares no code with ggml, so it also finds errors of ggml's encoder.
+    Each row is encoded by itself, so callers may pass any number of rows.
     """
     type = tensor.type
     if type == FLOAT32:
@@ -52,10 +46,7 @@ def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F3
                 f"{tensor.name}: holds {peak:g}, but {type.name} goes up to {GREATEST:g}; check that "
                 "the checkpoint is not damaged, or export with --type f32"
             )
-        coded = code(values) if code else _bytes(values.astype("<f2"))
-        sample = np.ascontiguousarray(coded.reshape(len(values), -1)[::EVERY])
-        meter.add(tensor.kind, values[::EVERY], decoded(sample, type))
-        return coded
+        return code(values) if code else _bytes(values.astype("<f2"))
 
     return work
 

@@ -59,7 +59,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixReader) -> Iterator
     if stored is not None and stored.type == tensor.type:
         yield from _copied(tensor, stored, weights)
         return
-    work = encoder(ggml, tensor, weights.meter)
+    work = encoder(ggml, tensor)
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 

@@ -15,12 +15,10 @@ from stem_edge.export.quantization.quantizers import Quantizer, calibrated, near
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.encoder import encode
-from stem_edge.graph.formats import BACKBONE_GRAPH, BackboneFormat
+from stem_edge.graph.formats import BACKBONE_GRAPH, PREFILL_DATA, BackboneFormat
 from stem_edge.graph.prompt_products import prompts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
-
-PREFILL = "prefill"  # part of a bundle that quality_check may delete
 
 
 def onnx_nbytes(plan: Plan) -> tuple[int, int]:
@@ -49,11 +47,11 @@ def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat
     described = plan.source.config, plan.layout, format
     tensors = PaddedTensors(plan.source.config, plan.source.backbone)
 
-    def write(part: str, what: str, weights: WeightPlan, quantizer: Quantizer) -> None:
+    def write(what: str, weights: WeightPlan, quantizer: Quantizer) -> None:
         begin_layers(out.bar, what, plan.source.config)
-        reader = MatrixReader(plan.recipe.cpus, out.meter(part), out.bar.advance)
+        reader = MatrixReader(plan.recipe.cpus, out.bar.advance)
         with out.file(weights.file) as data:
-            rounded = part == PREFILL or format.quantizer == "rtn"
+            rounded = weights.file == PREFILL_DATA or format.quantizer == "rtn"
             same = rounded and not format.asymmetric  # codes as in a GGUF file's blocks
             file = WeightFile(data, tensors, reader, quantizer, peaks, keeps_blocks=same)
             file.write(weights)
@@ -62,9 +60,8 @@ def write_onnx(plan: Plan, out: Output, peaks: dict[str, F32]) -> BackboneFormat
     if format.quantizer != "rtn":
         states = HiddenStates(plan.source, plan.guides, plan.recipe.cpus)
         quantizer = calibrated(states, plan.source.config, format)
-    write("backbone", "writing weights", decoding(*described).plan, quantizer)
+    write("writing weights", decoding(*described).plan, quantizer)
     out.write(BACKBONE_GRAPH, encode(whole(*described)))
     if plan.prefill:
-        weights = prompts(*described).plan
-        write(PREFILL, "writing weights for prompts", weights, nearest(format))
+        write("writing weights for prompts", prompts(*described).plan, nearest(format))
     return format

@@ -37,7 +37,7 @@ from stem_edge.graph.weight_plan import (
 from stem_edge.numerics.matrix import Matrix, whole
 from stem_edge.numerics.quantize import F32, U8, zero_points
 from stem_edge.numerics.quantizing import Rounded as Quantized
-from stem_edge.numerics.quantizing import dequantize_blocks, pack_codes
+from stem_edge.numerics.quantizing import pack_codes
 
 # A channel is an outlier if its peak is this many times the median peak. For smaller outliers,
 # balancing gains less exactness than the pass over the inputs costs time.
@@ -167,16 +167,7 @@ class WeightFile:
                 f"{item.name} was trained with ranges for its own codes, which are gone; take --type fp32"
             )
         work = self._quantizer(item.name, item.kind, item.bits, item.block)
-
-        def quantize(span: RowSpan) -> Quantized:
-            values = self._weights.read(item.name, span)
-            blocks = work(values)
-            codes, scales, points, offsets = blocks
-            stored = dequantize_blocks(codes, scales, item.bits, points, offsets)
-            self._weights.meter.add(item.kind, values, stored)
-            return blocks
-
-        return quantize
+        return lambda span: work(self._weights.read(item.name, span))
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
         """Return the matrices of `item` if all their GGUF codes can be copied; else ()."""
@@ -237,7 +228,6 @@ class WeightFile:
             values = values * balance
             scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(INT8_MAX)
             codes = np.rint(values / np.where(scales > 0, scales, 1))
-            self._weights.meter.add("prefill", values, codes * scales)
             return codes.astype(np.int8).view(np.uint8), scales[:, 0]
 
         rows = all_rows(self._tensors[part] for part in item.parts)

@@ -7,8 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from stem_edge.bundle.manifest import FileEntry, KindError
-from stem_edge.export.quantization.error_meter import ErrorMeter, errors
+from stem_edge.bundle.manifest import FileEntry
 from stem_edge.files import disk
 from stem_edge.files.trees import make_folders
 from stem_edge.progress import Progress
@@ -49,12 +48,11 @@ def create_file(path: Path) -> Iterator[BundleFile]:
 
 
 class Output:
-    """Writes a bundle's files into `folder`; records their checksums and quantization errors."""
+    """Writes a bundle's files into `folder`; records their sizes and checksums."""
 
     def __init__(self, folder: Path, bar: Progress) -> None:
         self.folder, self.bar = folder, bar
         self.files: dict[str, FileEntry] = {}
-        self._meters: dict[str, ErrorMeter] = {}
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BundleFile]:
@@ -67,16 +65,8 @@ class Output:
         with self.file(name) as file:
             file.write(data)
 
-    def meter(self, part: str) -> ErrorMeter:
-        """Return the meter for the quantization errors of a part of the bundle, such as "tables"."""
-        return self._meters.setdefault(part, ErrorMeter())
-
-    def errors(self) -> dict[str, KindError]:
-        return errors(self._meters.values())
-
-    def remove(self, part: str, name: str) -> None:
-        """Delete the file `name`, and the quantization errors that meter(part) recorded while it was written."""
-        del self._meters[part], self.files[name]
+    def remove(self, name: str) -> None:
+        del self.files[name]
         disk.remove(self.folder / name)
 
 

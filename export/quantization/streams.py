@@ -10,13 +10,11 @@ from typing import TypeAlias, TypeVar
 from threadpoolctl import ThreadpoolController
 
 from stem_edge.export.checkpoints.checkpoint import check_finite
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
 
 BLAS = ThreadpoolController()  # made once, because it searches all loaded libraries
 PIECE_VALUES = 1 << 21  # float32 values of a piece, 8 MiB; each thread holds one piece
-ROWS = 16  # pieces are multiples, so that threads do not change which rows are measured
 OF_LAYERS = ("layers.", "blk.")  # prefixes of tensors in layers, here and in ggml
 
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
@@ -48,11 +46,11 @@ def in_order(threads: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
 class MatrixReader:
     """Reads matrices in pieces of rows, and processes the pieces on several threads.
 
-    meter: collects quantization errors; progress: called with the bytes read, counted as float32.
+    progress: called with the bytes read, counted as float32.
     """
 
-    def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
-        self.meter, self._threads, self._progress = meter, threads, progress
+    def __init__(self, threads: int, progress: Callable[[int], object]) -> None:
+        self._threads, self._progress = threads, progress
 
     def in_order(self, work: Callable[[RowSpan], R], items: Iterable[RowSpan]) -> Iterator[R]:
         return in_order(self._threads, work, items)
@@ -60,8 +58,7 @@ class MatrixReader:
     def spans(self, parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
         """Divide spans of rows (`parts`) into small pieces, so that all threads have work."""
         for matrix, first, end in parts:
-            step = min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads))
-            step = -(-max(1, step) // ROWS) * ROWS
+            step = max(1, min(PIECE_VALUES // matrix.shape[1], -(-(end - first) // self._threads)))
             for start in range(first, end, step):
                 yield matrix, start, min(start + step, end)
 

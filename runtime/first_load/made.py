@@ -23,7 +23,7 @@ from stem_edge import __version__
 from stem_edge.bundle.hub import PREFIX
 from stem_edge.bundle.hub.kept import KEY_CHARS, MADE
 from stem_edge.bundle.hub.names import shown_name
-from stem_edge.bundle.manifest import MANIFEST, digest
+from stem_edge.bundle.manifest import FORMAT_VERSION, MANIFEST, digest
 from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError, InputError, OutOfMemoryError
@@ -51,7 +51,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     files: dict[str, tuple[int, int]]  # name -> size, modification time
     engine: EngineName
-    version: str = __version__
+    version: str = f"{__version__}, format {FORMAT_VERSION}"
     manifest: str = ""  # sha256 of the finished bundle's manifest, which another export may replace
 
 

@@ -27,7 +27,6 @@ from stem_edge.graph.formats import (
     PREFILL_DATA,
     Assistant,
     BackboneFormat,
-    EngineName,
     GgufFormat,
 )
 from stem_edge.limits import MAX_VOCAB
@@ -36,7 +35,7 @@ from stem_edge.shown import MAX_SIZE, one_line
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
@@ -62,32 +61,18 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Quantization error of a kind of tensor: |stored - original| / max |original| in the row."""
-
-    worst: float
-    mean: float
-
-
 class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Size and quality of a backbone, compared with its checkpoint on the text `probe_tokens`.
 
-    `prefill_from_decode` is the divergence of the graph for prompts from the decoding graph, on the
-    machine that exported. `agreement` is the share of probe tokens after which both models have the
-    same most probable token.
+    `agreement` is the share of probe tokens after which both models have the same most probable token.
     """
 
     checkpoint_nbytes: Size  # bytes of the tensors that were read
     backbone_nbytes: Size
     tables_nbytes: Size
-    errors: dict[str, KindError]
-    probe_tokens: tuple[TokenId, ...]  # tokens whose logits are compared; empty: weights unchanged
-    worst_logit_difference: float  # between bundle and checkpoint, over the whole probe
-    greatest_logit: float  # of the checkpoint, to compare the difference with
-    divergence: float  # mean Kullback-Leibler divergence from the checkpoint, in nats
+    probe_tokens: tuple[TokenId, ...] = ()  # empty: weights unchanged, and nothing was compared
+    divergence: float = 0.0  # mean Kullback-Leibler divergence from the checkpoint, in nats
     prefill_divergence: float | None = None  # of the prefill graph, if the bundle has one
-    prefill_from_decode: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    # None in older bundles, which did not measure them.
     divergence_99: float | None = None  # 99th percentile of the divergence over the probe
     agreement: float | None = None
     notes: tuple[str, ...] = ()  # remarks of the exporter, a sentence each
@@ -105,15 +90,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     indexed: bool = False  # True if an index maps token ids to records
     sampling: Sampling | None = None  # recommended by the model's makers
     files: dict[str, FileEntry]  # path with forward slashes -> entry
-    reports: dict[EngineName, QualityReport]  # engine -> report on its backbone
+    report: QualityReport
 
     def __post_init__(self) -> None:
         model = self.model
         engines = [each.engine for each in (self.backbone, self.gguf) if each is not None]
-        if len(engines) != 1 or [*self.reports] != engines:
-            raise ValueError(
-                f"backbones for {engines}, and reports of {[*self.reports]}; expected one of each"
-            )
+        if len(engines) != 1:
+            raise ValueError(f"backbones for {engines}; expected one")
         if (tables := self.table_format) is not None:
             _check_tables(model, tables.stored)
         elif model.stem_layers or self.rare_tables is not None or self.indexed:
@@ -142,10 +125,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def format(self) -> BackboneFormat | GgufFormat:
         (found,) = [each for each in (self.backbone, self.gguf) if each is not None]
         return found
-
-    @property
-    def report(self) -> QualityReport:
-        return self.reports[self.format.engine]
 
     @property
     def nbytes(self) -> int:

@@ -76,7 +76,7 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
     tensors_are_as_planned(bundle)
     assert set(stem_edge.verify(bundle.path).values()) == {"ok"}
     assert (manifest.format.engine, manifest.backbone) == ("ggml", None)
-    report = manifest.reports["ggml"]
+    report = manifest.report
     assert report.backbone_nbytes == path.stat().st_size
     assert 0 < report.divergence < DIVERGENCE.get(type, 0.1)
     assert not list(bundle.path.glob("*.onnx*"))
@@ -88,8 +88,6 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
         found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         lost = np.abs(found - original).max() / np.abs(original).max()
         assert lost <= (0 if type == "f32" or original.ndim == 1 else 0.15)
-    kinds = {"embedding", "head", "qkv", "wo", "gate", "up", "down"}
-    assert report.errors.keys() == {"tables"} | (kinds if type != "f32" else set())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_kinds_of_models(tmp_path: Path, name: str) -> None:
     folder, ids, expected = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS[name])))
     bundle = export(folder, tmp_path / "out", type="f32", rows="fp32")
     tensors_are_as_planned(bundle)
-    assert bundle.manifest.report.worst_logit_difference < 1e-4
+    assert bundle.manifest.report.divergence < 1e-7
     with stem_edge.load(bundle.path, engine="ggml") as model:
         assert np.abs(model.logits(ids) - expected).max() < 1e-4
 

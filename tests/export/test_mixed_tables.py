@@ -65,10 +65,7 @@ def test_sequences_together_give_the_same_tokens(bundle: Path) -> None:
 
 
 def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:
-    opened = open_bundle(bundle)
-    report = opened.manifest.report.errors
-    assert report["tables (int8)"].mean < report["tables (int4)"].mean / 8
-    text = bundle_table(opened)
+    text = bundle_table(open_bundle(bundle))
     assert "int8 of 15 records in groups of 64, int4 of 285" in text
 
 

@@ -205,7 +205,7 @@ def write_model(
     files |= {TOKENIZER: json.dumps(ONE_TOKEN).encode(), TOKENIZER_CONFIG: b"{}"}
     for name, data in files.items():
         (out / name).write_bytes(data)
-    described |= {"format_version": FORMAT_VERSION, "reports": {engine: REPORT}}
+    described |= {"format_version": FORMAT_VERSION, "report": REPORT}
     described["files"] = {
         path.relative_to(out).as_posix(): file_entry(path.read_bytes())
         for path in sorted(out.rglob("*"))

@@ -10,12 +10,12 @@ from configs import config
 from stores import write_store
 
 from stem_edge.bundle.manifest import (
+    FORMAT_VERSION,
     MANIFEST,
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
     FileEntry,
-    KindError,
     Manifest,
     QualityReport,
     encode_manifest,
@@ -32,10 +32,7 @@ REPORT = QualityReport(
     checkpoint_nbytes=2000,
     backbone_nbytes=8,
     tables_nbytes=200,
-    errors={"tables": KindError(worst=0.5, mean=0.25)},
     probe_tokens=(1, 2, 3),
-    worst_logit_difference=0.125,
-    greatest_logit=4.0,
     divergence=0.5,
 )
 
@@ -47,12 +44,12 @@ def file_entry(data: bytes) -> FileEntry:
 
 def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     return Manifest(
-        format_version=4,
+        format_version=FORMAT_VERSION,
         model=config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,)),
         backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
         stored=LAYOUT,
         files=files,
-        reports={"onnxruntime": REPORT},
+        report=REPORT,
     )
 
 

@@ -160,13 +160,7 @@ def _quality(manifest: Manifest) -> Rows:
         yield from _comparison(report)
     else:
         yield "types of the file", "kept as stored, so nothing was compared with the checkpoint"
-    if report.errors:  # none where all blocks were copied
-        yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
-    for kind, error in report.errors.items():
-        yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
     yield from (("note", printable(note)) for note in report.notes)
-    if manifest.backbone is not None and manifest.backbone.quantizer == "gptq":
-        yield "", "GPTQ accepts larger weight errors for smaller output errors"
 
 
 def _comparison(report: QualityReport) -> Rows:
@@ -175,10 +169,7 @@ def _comparison(report: QualityReport) -> Rows:
         divergence += f"; 99th percentile {report.divergence_99:g}"
     yield "divergence", divergence
     if report.prefill_divergence is not None:
-        apart = report.prefill_from_decode
-        further = "" if apart is None else f", and {apart:g} from the graphs that decode"
-        yield "  of prefill graph", f"{report.prefill_divergence:g} nats{further}"
+        yield "  of prefill graph", f"{report.prefill_divergence:g} nats"
     if report.agreement is not None:
-        yield "same best token", f"at {report.agreement:.1%} of positions"
-    difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
-    yield "logit difference", f"{difference} (logits up to {report.greatest_logit:g})"
+        count = len(report.probe_tokens)
+        yield "same best token", f"at {report.agreement:.1%} of {count} positions"

@@ -16,7 +16,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml
@@ -74,8 +73,8 @@ def test_every_matrix_has_one(fields: dict[str, Any], tmp_path: Path) -> None:
 
 
 def quantized(ggml: Ggml, rows: F32, type: TensorType, importance: F32 | None) -> F32:
-    tensor = TensorSource("name", in_memory(rows), type, "kind", importance)
-    coded = encoder(ggml, tensor, ErrorMeter())(rows).reshape(len(rows), -1)
+    tensor = TensorSource("name", in_memory(rows), type, importance)
+    coded = encoder(ggml, tensor)(rows).reshape(len(rows), -1)
     found: F32 = gguf.quants.dequantize(coded, gguf.GGMLQuantizationType(type.number))
     return found
 

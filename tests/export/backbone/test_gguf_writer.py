@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from stem_edge.errors import CheckpointError, ExportError
-from stem_edge.export.backbone.gguf_values import EVERY, TensorSource
+from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import encode_header, write_gguf
 from stem_edge.export.job.files import create_file
 from stem_edge.export.quantization import streams
-from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.ggml import types
 from stem_edge.ggml.gguf_schema import Value
 from stem_edge.ggml.library import Ggml
@@ -32,7 +31,7 @@ def values(*shape: int, seed: int = 0) -> F32:
 
 
 def source(name: str, array: F32, type: TensorType, importance: F32 | None = None) -> TensorSource:
-    return TensorSource(name, ArrayMatrix(array), type, "kind", importance)
+    return TensorSource(name, ArrayMatrix(array), type, importance)
 
 
 def write(
@@ -41,11 +40,10 @@ def write(
     tensors: list[TensorSource],
     metadata: dict[str, Value] | None = None,
     threads: int = 2,
-    meter: ErrorMeter | None = None,
 ) -> Any:
     """The file as another program reads it."""
     keys: dict[str, Value] = {"general.architecture": "stem", **(metadata or {})}
-    weights = streams.MatrixReader(threads, meter or ErrorMeter(), lambda nbytes: None)
+    weights = streams.MatrixReader(threads, lambda nbytes: None)
     with create_file(path) as file:
         write_gguf(file, ggml, keys, tensors, weights)
     assert file.entry.nbytes == path.stat().st_size
@@ -124,23 +122,6 @@ def test_pieces_and_threads_do_not_matter(
         assert np.array_equal(found, whole)
     if weighted and type != types.Q8_0:  # because ggml cannot use it there
         assert not np.array_equal(whole, quantize(ggml, array, type))
-
-
-def test_the_error_of_each_kind_is_measured(ggml: Ggml, tmp_path: Path) -> None:
-    array, meter = values(9, 256), ErrorMeter()
-    tensors = [
-        TensorSource("a", ArrayMatrix(array), types.Q4_K, "gate"),
-        TensorSource("b", ArrayMatrix(array), types.F16, "up"),
-        TensorSource("c", ArrayMatrix(array), types.F32, "down"),
-    ]
-    reader = write(tmp_path / "x", ggml, tensors, meter=meter)
-    found = errors([meter])
-    assert found.keys() == {"gate", "up"}  # because float32 is exact
-    for tensor, kind in zip(reader.tensors, ("gate", "up"), strict=False):
-        stored = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        error = (np.abs(stored - array) / np.abs(array).max(axis=1, keepdims=True))[::EVERY]
-        assert found[kind].worst == pytest.approx(error.max(), abs=1e-6)
-        assert found[kind].mean == pytest.approx(error.mean(), abs=1e-6)
 
 
 @pytest.mark.parametrize("type", [types.F16, types.Q4_0, types.Q6_K], ids=lambda t: t.name)

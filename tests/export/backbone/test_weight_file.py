@@ -18,7 +18,6 @@ from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.files import create_file
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.stored_types import keep_stored_types
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import nearest
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph.decode import decoding
@@ -70,7 +69,7 @@ def test_blocks_have_the_values_of_the_file_or_of_the_quantizer(case: str, tmp_p
     format = changed(format, kv_peaks=False)  # which a text would give
     plan, quantizer = decoding(source.config, None, format).plan, nearest(format)
     tensors, path = PaddedTensors(source.config, source.backbone), tmp_path / plan.file
-    weights = MatrixReader(1, ErrorMeter(), lambda _: None)
+    weights = MatrixReader(1, lambda _: None)
     with create_file(path) as file:
         keeps = not format.asymmetric
         WeightFile(file, tensors, weights, quantizer, keeps_blocks=keeps).write(plan)

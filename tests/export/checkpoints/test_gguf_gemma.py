@@ -262,9 +262,6 @@ def test_matrices_keep_their_levels(name: str, engine: EngineName, tmp_path: Pat
     own = WIDE if name != "gemma3" else {k: v for k, v in WIDE.items() if "per_layer" not in k}
     path = wide_file(tmp_path, make, few | MIXED, own | changes)
     bundle = stem_edge.export_bundle(path, tmp_path / "out", engine=engine, progress=False)
-    lossy = {k for k, e in bundle.manifest.report.errors.items() if e.worst > 1e-6}
-    floats = {"ple_context", *(kind for kind in lossy if kind.startswith(CODED))}  # became 8 bits
-    assert lossy <= {"tables", *(floats if engine == "onnxruntime" else ())}
     exact = stem_edge.export_bundle(path, tmp_path / "exact", type="fp32", progress=False)
     logits = []
     for one in (bundle, exact):

@@ -69,13 +69,12 @@ class Counted(Progress):
         self.done.append(nbytes)
 
 
-def write(root: Path, source: Checkpoint, planned: TablePlan, threads: int) -> Output:
+def write(root: Path, source: Checkpoint, planned: TablePlan, threads: int) -> None:
     with Counted() as bar:
         out = Output(root.parent, bar)
         module.write_tables(out, planned, source.tables, threads)
     assert set(contents(root.parent)) == out.files.keys()
     assert sum(bar.done) == source.config.table_parameters * 4
-    return out
 
 
 def worst_error(root: Path, source: Checkpoint) -> float:
@@ -107,23 +106,20 @@ def test_rows_come_back_from_any_number_of_shards(
     monkeypatch.setattr(module, "SHARD_NBYTES", shard_nbytes)
     monkeypatch.setattr(module, "PIECE_NBYTES", 5000)
     source = checkpoint(model, index)
-    out = write(tmp_path / TABLES, source, plan(source, row_type), 3)
+    write(tmp_path / TABLES, source, plan(source, row_type), 3)
     found = worst_error(tmp_path / TABLES, source)
-    assert found == pytest.approx(out.errors()["tables"].worst, abs=1e-6)
     assert found <= {"fp32": 0, "fp16": 2**-11, "int8": 0.008, "int4": 0.15}[row_type]
 
 
 def test_threads_and_pieces_do_not_change_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports, source = [], checkpoint(STEM)
+    source = checkpoint(STEM)
     for number, (threads, piece) in enumerate([(1, 1 << 24), (4, 3000), (2, 1)]):
         monkeypatch.setattr(module, "PIECE_NBYTES", piece)
-        out = write(tmp_path / str(number) / TABLES, source, plan(source), threads)
-        reports.append(out.errors()["tables"])
+        write(tmp_path / str(number) / TABLES, source, plan(source), threads)
     shards = [(tmp_path / str(n) / TABLES / "records/c/0/0").read_bytes() for n in range(3)]
     assert shards[0] == shards[1] == shards[2]
-    assert len(set(reports)) == 1
 
 
 def zipf(best: list[int]) -> I64:
@@ -142,22 +138,16 @@ def test_mixed_tables_keep_the_frequent_tokens_exact(
     best = [70, 3, 4, 5, 100, 0, 33, 34, 35, 90]
     source = checkpoint(STEM)
     planned = plan(source, "mixed", zipf(best))
-    out = write(tmp_path / TABLES, source, planned, 2)
+    write(tmp_path / TABLES, source, planned, 2)
     others = [token for token in range(V) if token not in best]
     assert planned.index is not None
     assert [planned.index.tolist().index(record) for record in range(V)] == sorted(best) + others
-    report = out.errors()
-    assert set(report) == {"tables (int8)", "tables (int4)"}
-    assert report["tables (int8)"].worst < 0.008 < report["tables (int4)"].worst < 0.15
     with stem_edge.open_tables(tmp_path / TABLES) as tables:
         for layer in LAYERS:
             rows = source.tables[layer].rows(0, V)
             error = np.abs(tables[:, layer] - rows).max(axis=1) / np.abs(rows).max(axis=1)
             assert error[best].max() < 0.008
-            assert error[others].min() > 0.01
-    assert worst_error(tmp_path / TABLES, source) == pytest.approx(
-        report["tables (int4)"].worst, abs=1e-6
-    )
+            assert 0.01 < error[others].min() < error[others].max() < 0.15
 
 
 def test_a_checkpoint_is_read_from_front_to_back(

@@ -192,12 +192,12 @@ def test_the_greatest_numbers(
 
 def test_the_longest_lists(bundles: dict[EngineName, Path], forged: Forged) -> None:
     told = json.loads((bundles["onnxruntime"] / MANIFEST).read_bytes())
-    report = told["reports"]["onnxruntime"]
+    report = told["report"]
     changes: list[dict[str, Any]] = [
         {"backbone": told["backbone"] | {"balanced": [f"{n:x}" for n in range(LONG)]}},
         {"model": told["model"] | {"eos_ids": [9] * LONG}},
-        {"reports": {"onnxruntime": report | {"probe_tokens": [9] * LONG}}},
-        {"reports": {"onnxruntime": report | {"notes": [""] * LONG}}},
+        {"report": report | {"probe_tokens": [9] * LONG}},
+        {"report": report | {"notes": [""] * LONG}},
     ]
     for change in changes:
         written = json.dumps(told | change).encode()

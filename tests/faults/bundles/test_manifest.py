@@ -71,11 +71,8 @@ def test_m2_a_newer_format(manifest: bytes) -> None:
     assert "upgrade" not in manifest_refused(replaced(manifest, {"format_version": 2**31}))
 
 
-REPORT = "reports onnxruntime"
-
-
 @pytest.mark.parametrize(
-    "where", ["", "model ", "backbone ", "tables ", f"files {TOKENIZER} ", f"{REPORT} "]
+    "where", ["", "model ", "backbone ", "tables ", f"files {TOKENIZER} ", "report "]
 )
 def test_m2_an_unknown_feature(manifest: bytes, where: str) -> None:
     manifest_refused(replaced(manifest, {f"{where}needs": ["experts"]}), "unknown field `needs`")
@@ -93,8 +90,8 @@ NUMBERS = {
     "backbone block_size": "$.backbone.block_size", "tables records": "$.tables.records",
     "tables parts 0 0": "$.tables.parts[0][0]", "tables layers 0": "$.tables.layers[0]",
     f"files {TOKENIZER} nbytes": "$.files[...].nbytes",
-    "reports onnxruntime tables_nbytes": "$.reports[...].tables_nbytes",
-    "reports onnxruntime probe_tokens 0": "$.reports[...].probe_tokens[0]",
+    "report tables_nbytes": "$.report.tables_nbytes",
+    "report probe_tokens 0": "$.report.probe_tokens[0]",
 }  # fmt: skip
 
 
@@ -145,9 +142,7 @@ def test_m5_words_of_the_file_do_not_steer_a_terminal(manifest: bytes) -> None:
 def test_m5_words_of_a_report_do_not_steer_a_terminal(
     tiny_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors = {"\x1b[2J\u202e": {"worst": 0, "mean": 0}}
-    notes = ["\x1b[2Jgone", "a\nfiles  none"]
-    rewrite(tiny_copy, {f"{REPORT} notes": notes, f"{REPORT} errors": errors})
+    rewrite(tiny_copy, {"report notes": ["\x1b[2J\u202egone", "a\nfiles  none"]})
     assert main(["inspect", str(tiny_copy)]) == 0
     shown = capsys.readouterr().out
     assert "gone" in shown and all(line.isprintable() for line in shown.splitlines())

@@ -53,7 +53,7 @@ def test_what_a_manifest_need_not_say(bundle: Path) -> None:
     for name in ("rare_tables", "indexed", "gguf"):
         del document[name]
     for name in ("prefill_divergence", "divergence_99", "agreement", "notes"):
-        del document["reports"]["onnxruntime"][name]
+        del document["report"][name]
     found = parse_manifest(json.dumps(document).encode(), bundle / MANIFEST)
     assert found == open_manifest(bundle)
     assert found.backbone == BackboneFormat(
@@ -75,11 +75,11 @@ def test_what_a_manifest_need_not_say(bundle: Path) -> None:
         (f"files {TOKENIZER} sha256", "9" * 64, "g" * 64),
         ("backbone block_size", 16, 15),
         ("backbone block_size", 256, 257),
-        ("reports onnxruntime checkpoint_nbytes", 2**63 - 1, 2**63),
-        ("reports onnxruntime probe_tokens", [0, (1 << 24) - 1], [1 << 24]),
-        ("reports onnxruntime probe_tokens", [], [-1]),
-        ("format_version", 4, 3),
-        ("format_version", 4, 0),
+        ("report checkpoint_nbytes", 2**63 - 1, 2**63),
+        ("report probe_tokens", [0, (1 << 24) - 1], [1 << 24]),
+        ("report probe_tokens", [], [-1]),
+        ("format_version", 5, 4),
+        ("format_version", 5, 0),
     ],
 )
 def test_the_edges_of_each_field(bundle: Path, where: str, inside: object, outside: object) -> None:
@@ -99,7 +99,7 @@ def test_the_size_of_a_manifest(bundle: Path) -> None:
 
     def read(nbytes: int) -> None:
         (bundle / MANIFEST).write_bytes(whole.ljust(nbytes))
-        assert open_manifest(bundle).format_version == 4
+        assert open_manifest(bundle).format_version == 5
 
     takes(read, bundles.MAX_MANIFEST_NBYTES, "larger than 1048576 bytes")
 

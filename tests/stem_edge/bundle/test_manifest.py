@@ -69,7 +69,7 @@ GOLDEN: dict[str, Any] = {
         "weights": "int4",
     },
     "files": {name: {"nbytes": size, "sha256": SHA} for name, size in GOLDEN_SIZES.items()},
-    "format_version": 4,
+    "format_version": 5,
     "gguf": None,
     "indexed": False,
     "model": {
@@ -85,14 +85,10 @@ GOLDEN: dict[str, Any] = {
         "window_layers": None,
     },
     "rare_tables": None,
-    "reports": {
-        "onnxruntime": {
-            "agreement": None, "backbone_nbytes": 8, "checkpoint_nbytes": 2000, "divergence": 0.5,
-            "divergence_99": None, "errors": {"tables": {"mean": 0.25, "worst": 0.5}},
-            "greatest_logit": 4.0, "notes": [], "prefill_divergence": None,
-            "prefill_from_decode": None, "probe_tokens": [1, 2, 3], "tables_nbytes": 200,
-            "worst_logit_difference": 0.125,
-        }
+    "report": {
+        "agreement": None, "backbone_nbytes": 8, "checkpoint_nbytes": 2000, "divergence": 0.5,
+        "divergence_99": None, "notes": [], "prefill_divergence": None, "probe_tokens": [1, 2, 3],
+        "tables_nbytes": 200,
     },
     "sampling": None,
     "tables": {
@@ -112,16 +108,12 @@ def test_exact_bytes_of_a_manifest() -> None:
 
 
 REQUIRED = [
-    *["format_version", "model", "backbone", "tables", "files", "reports", "reports onnxruntime"],
+    *["format_version", "model", "backbone", "tables", "files", "report"],
     *["model vocab_size", "model stem_layers", "model norm_eps", "model max_context"],
     *["backbone weights", "backbone head", "backbone block_size"],
     *["tables records", "tables layers", "tables parts", "tables row_type"],
     *["files tokenizer.json nbytes", "files tokenizer.json sha256"],
-    *[
-        "reports onnxruntime checkpoint_nbytes",
-        "reports onnxruntime errors",
-        "reports onnxruntime errors tables worst",
-    ],
+    "report checkpoint_nbytes",
     *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
     # Required, because without these two no table could be read.
     *[f"files {GROUP}", f"files {ARRAY}"],
@@ -132,7 +124,7 @@ REQUIRED = [
 def test_missing_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, where, ...)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 5 (")
     assert where.split(" ")[-1] in message
     assert message.endswith("export the bundle again")
 
@@ -161,7 +153,7 @@ def test_missing_fields(bundle: Path, where: str) -> None:
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
     edit(bundle / MANIFEST, where, value)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 5 (")
     assert said in message
 
 
@@ -205,9 +197,9 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("format_version", 5, "bundle format 5, expected 4; upgrade stem-edge"),
-        ("format_version", 3, "with: stem-edge export CHECKPOINT"),
-        ("format_version", 0, "bundle format 0, expected 4"),
+        ("format_version", 6, "bundle format 6, expected 5; upgrade stem-edge"),
+        ("format_version", 4, "with: stem-edge export CHECKPOINT"),
+        ("format_version", 0, "bundle format 0, expected 5"),
     ],
 )
 def test_other_formats(bundle: Path, where: str, value: object, said: str) -> None:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from stem_edge.export.backbone.weight_file import WeightFile
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.files import create_file
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import nearest
 from stem_edge.export.quantization.streams import MatrixReader
 from stem_edge.graph import names as io
@@ -64,7 +63,7 @@ def test_products_of_whole_numbers_are_exact(
     graph.output(name, np.float32, [1, "T", matrix.shape[0]])
     products = SteppedProducts(graph, plan, format, config)
     assert products.product(name, kind, x, (part,), (len(whole(matrix)), width)) == name
-    weights = MatrixReader(1, ErrorMeter(), lambda _: None)
+    weights = MatrixReader(1, lambda _: None)
     with create_file(tmp_path / plan.file) as file:
         WeightFile(file, source.backbone, weights, nearest(format)).write(plan)
     whole_steps = np.random.default_rng(0).integers(-127, 128, (1, 9, width))

@@ -91,7 +91,7 @@ def test_quantized_backbones_token_by_token(
 ) -> None:
     out = tmp_path / "out"
     exported = stem_edge.export_bundle(wide_checkpoint, out, engine="ggml", type=weights)
-    assert exported.manifest.reports["ggml"].divergence < 0.05
+    assert exported.manifest.report.divergence < 0.05
     with load_fixed(out) as model:
         greatest = np.abs(model.logits(IDS)).max()
         chunks = list(model.generate(IDS[:3], max_new_tokens=30, logprobs=0))
