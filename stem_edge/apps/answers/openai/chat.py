@@ -13,7 +13,7 @@ from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.answers.turn import ToolChoice, prepare
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.scheduling.request import Request
-from stem_edge.text.messages import FIELDS
+from stem_edge.text.messages import Message
 from stem_edge.text.tool_calls.parser import Call
 
 
@@ -34,7 +34,10 @@ class ChatBody(Options, kw_only=True):
         requests, reader = prepare(
             model,
             # Without unknown fields, because clients send earlier answers back with all fields.
-            [{n: v for n, v in each.items() if n in ("role", *FIELDS)} for each in self.messages],
+            [
+                {n: v for n, v in each.items() if n in Message.__struct_fields__}
+                for each in self.messages
+            ],
             self.params(model, self._most(model), self._logprobs()),
             self.count,
             grammar_field=self.grammar_field,
