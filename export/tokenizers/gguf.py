@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -38,23 +38,16 @@ TEKKEN = (
 GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"
 
 
-class Pre(NamedTuple):
-    """Settings that a name in tokenizer.ggml.pre stands for."""
-
-    pattern: str  # or GPT2, SMOLLM
-    ignore_merges: bool = False  # True: a word that is a token is not split, whatever merges exist
-    add_bos: bool = False  # unless the file says otherwise
-
-
+# With these, BOS comes before a text unless the file says otherwise, and a word that is a token is not split,
+# whatever merges exist.
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
+# Name in tokenizer.ggml.pre -> pattern.
 PRE = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), Pre(GPT2)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), Pre(SMOLLM)),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Pre(LLAMA3, True, True)
-    ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Pre(LLAMA3)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Pre(QWEN2)),
-    "tekken": Pre(TEKKEN, True, True),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), SMOLLM),
+    **dict.fromkeys((*WHOLE_WORDS, "dbrx", "smaug-bpe"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+    "tekken": TEKKEN,
 }
 
 
@@ -92,12 +85,16 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, Said, tuple[int, ...]]:
     special = [n for n, t in zip(names, types, strict=True) if t in (UNKNOWN, CONTROL)]
     own = [n for n, t in zip(names, types, strict=True) if t == USER_DEFINED]
     check_added(special + own)  # before the library gets them
-    tokenizer = _byte_level(keys, names, pre) if pre else _sentencepiece(keys, names, types)
+    whole = named in WHOLE_WORDS
+    if pre is None:
+        tokenizer = _sentencepiece(keys, names, types)
+    else:
+        tokenizer = _byte_level(keys, names, pre, whole)
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in own])
     ids = {key: _id(keys, names, key) for key in ("bos", "eos", "eot", "eom")}
     bos, eos = (None if (id := ids[key]) is None else names[id] for key in ("bos", "eos"))
-    add_bos = bool(keys.get(AT + "add_bos_token", pre.add_bos if pre else True))
+    add_bos = bool(keys.get(AT + "add_bos_token", whole or pre is None))
     ends = [ids[key] for key in ("eos", "eot", "eom")]
     ends += [names.index(name) for name in ENDS if name in special]
     template = keys.get("tokenizer.chat_template")
@@ -126,16 +123,16 @@ def _texts(keys: Mapping[str, Value], key: str) -> list[str]:
     return found
 
 
-def _byte_level(keys: dict[str, Value], names: list[str], pre: Pre) -> Tokenizer:
+def _byte_level(keys: dict[str, Value], names: list[str], pattern: str, whole: bool) -> Tokenizer:
     known = {name: number for number, name in enumerate(names)}
-    model = models.BPE(known, _merges(keys), ignore_merges=pre.ignore_merges)
+    model = models.BPE(known, _merges(keys), ignore_merges=whole)
     tokenizer = Tokenizer(model)
-    regex = pre.pattern in (GPT2, SMOLLM)
+    regex = pattern in (GPT2, SMOLLM)
     steps: list[pre_tokenizers.PreTokenizer] = []
-    if pre.pattern == SMOLLM:
+    if pattern == SMOLLM:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     elif not regex:
-        steps.append(pre_tokenizers.Split(Regex(pre.pattern), "isolated"))
+        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if steps[1:] else steps[0]
     tokenizer.decoder = decoders.ByteLevel()

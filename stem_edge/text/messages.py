@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,7 @@ PLACE = re.compile(r" - at (?:`key` in )?`\$(.*)`$")  # at the end of msgspec's 
 STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 Object = dict[str, Any]
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
-FunctionType = Annotated[str, Meta(pattern=r"^function\Z")] | None
+F = TypeVar("F")
 
 
 class Part(msgspec.Struct):
@@ -48,10 +48,26 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
         self.arguments = _copied(self.arguments)
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class OfferedFunction(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: Name
+    description: str | None = None
+    parameters: dict[Any, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.description, self.strict = self.description or "", None
+        # Filled in, because templates print both without asking whether they are there.
+        self.parameters = _copied(self.parameters) or {"type": "object", "properties": {}}
+
+
+class Tool(
+    msgspec.Struct, Generic[F], forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """A tool with the function that it offers, or a call of a tool."""
+
     id: str | None = None
-    type: FunctionType = None
-    function: CalledFunction
+    type: Annotated[str, Meta(pattern=r"^function\Z")] | None = None
+    function: F
     index: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +80,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_def
     content: str | list[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[Tool[CalledFunction]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
     def __post_init__(self) -> None:
@@ -78,25 +94,13 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_def
         self.tool_calls = self.tool_calls or None
 
 
-class OfferedFunction(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    name: Name
-    description: str | None = None
-    parameters: dict[Any, Any] | None = None
-    strict: bool | None = None
-
-    def __post_init__(self) -> None:
-        self.description, self.strict = self.description or "", None
-        # Filled in, because templates print both without asking whether they are there.
-        self.parameters = _copied(self.parameters) or {"type": "object", "properties": {}}
-
-
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    function: OfferedFunction
-    type: FunctionType = None
-
-
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Tool[OfferedFunction]], Meta(max_length=MAX_TOOLS)]
+for _kind in (
+    list[Message],
+    Tools,
+):  # on import, because Ctrl-C while msgspec reads types would crash it
+    msgspec.convert([], _kind)
 Arguments = Annotated[dict[str, bool | int | str | None], Meta(max_length=MAX_TEMPLATE_ARGUMENTS)]
 
 
@@ -122,7 +126,7 @@ def checked_messages(messages: object) -> list[Object]:
 
 def checked_tools(tools: object) -> list[Object] | None:
     """Check and copy OpenAI's list of tools; return None if there are none. Raises InputError."""
-    given: list[Tool] = _converted("tools", () if tools is None else tools, Tools)
+    given: list[Tool[OfferedFunction]] = _converted("tools", () if tools is None else tools, Tools)
     functions = [msgspec.to_builtins(tool.function) for tool in given]
     names = [function["name"] for function in functions]
     for number, name in enumerate(names):

@@ -60,10 +60,6 @@ GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
 }
 
 
-class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
 class Options(msgspec.Struct):
     """Request fields of completions and of chats. Unknown fields are ignored, as by OpenAI.
 
@@ -83,7 +79,7 @@ class Options(msgspec.Struct):
     max_tokens: int | None = None
     response_format: dict[str, Any] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -106,7 +102,7 @@ class Options(msgspec.Struct):
     @property
     def with_usage(self) -> bool:
         """True if the client wants token counts at the end of the stream."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool((self.stream_options or {}).get("include_usage"))
 
     def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
         """Return sampling params; absent fields get the model's defaults. Raises RefusalError.

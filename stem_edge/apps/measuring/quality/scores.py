@@ -100,24 +100,17 @@ def read_text(path: Path) -> str:
 Logits: TypeAlias = Callable[[list[int], int], Iterator[F32]]
 
 
-class Window(NamedTuple):
-    """Tokens that a model sees at once, and the positions whose predictions count."""
-
-    start: int  # first token of the document in the window
-    stop: int  # one past the last
-    first: int  # first position whose prediction of the next token counts; all later ones do, too
-
-
-def windows(tokens: int, window: int, stride: int) -> list[Window]:
+def windows(tokens: int, window: int, stride: int) -> list[tuple[int, int, int]]:
     """Return windows of a document of `tokens` tokens; each token but the first is predicted once.
 
-    A window has up to `window` tokens, and starts `stride` tokens after the window before it. So a token is
-    predicted from at least window - stride + 1 tokens, or from all before it.
+    A window is (start, stop, first): the model sees tokens start..stop - 1 of the document, and its predictions
+    count from position `first` on. It has up to `window` tokens, and starts `stride` tokens after the window before
+    it. So a token is predicted from at least window - stride + 1 tokens, or from all before it.
     """
     inputs = tokens - 1  # not the last token, because none comes after it
     starts = range(0, max(1, inputs - window + stride), stride)
     stops = [min(start + window, inputs) for start in starts]
-    return [Window(*each) for each in zip(starts, stops, [0, *stops], strict=False)]
+    return list(zip(starts, stops, [0, *stops], strict=False))
 
 
 class Scores(NamedTuple):

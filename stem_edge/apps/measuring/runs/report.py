@@ -45,15 +45,11 @@ NO_COMPARISON = (
 
 
 def to_dict(report: Report) -> dict[str, object]:
-    ratios = {
-        name: {rate: asdict(spread) for rate, spread in rates.items()}
-        for name, rates in report.ratios().items()
-    }
     figures = {name: result.figures() for name, result in report.subjects.items()}
     per_round = {
         name: [each.figures for each in result.rounds] for name, result in report.subjects.items()
     }
-    derived = {"figures": figures, "rounds": per_round, "ratios": ratios}
+    derived = {"figures": figures, "rounds": per_round, "ratios": report.ratios()}
     return derived | asdict(report)
 
 
@@ -119,9 +115,9 @@ def _subjects(report: Report) -> list[str]:
 
 def _ratios(report: Report) -> Iterator[str]:
     for name, rates in report.ratios().items():
-        spreads = (f"{rate.replace('_', ' ')} {s.median:.3f}" for rate, s in rates.items())
-        step = rates["median_step"]
-        yield f"bundle / {Path(name).name}: {', '.join(spreads)} ({step.least:.3f} to {step.most:.3f})"
+        spreads = (f"{rate.replace('_', ' ')} {s['median']:.3f}" for rate, s in rates.items())
+        least, most = (f"{rates['median_step'][end]:.3f}" for end in ("least", "most"))
+        yield f"bundle / {Path(name).name}: {', '.join(spreads)} ({least} to {most})"
     if any(name.partition(",")[0].endswith(".gguf") for name in report.subjects):
         yield from wrapped(NO_COMPARISON)
     yield from (f"failed in {r.failed}" for r in report.subjects.values() if r.failed)

@@ -75,13 +75,6 @@ class Round:
         }
 
 
-@dataclass(frozen=True)
-class Spread:
-    median: float
-    least: float
-    most: float
-
-
 @dataclass
 class SubjectResult:
     rounds: list[Round] = field(default_factory=list)
@@ -107,8 +100,8 @@ class Report:
     settings: dict[str, Any]
     subjects: dict[str, SubjectResult]  # the first one is the bundle
 
-    def ratios(self) -> dict[str, dict[str, Spread]]:
-        """Return other model -> metric -> spread of bundle / other model over the rounds."""
+    def ratios(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return other model -> metric -> median, least and most of bundle / other model over the rounds."""
         (_, bundle), *others = self.subjects.items()
         return {
             name: {rate: _spread(bundle, other, rate) for rate in RATES}
@@ -117,7 +110,7 @@ class Report:
         }
 
 
-def _spread(bundle: SubjectResult, other: SubjectResult, rate: str) -> Spread:
+def _spread(bundle: SubjectResult, other: SubjectResult, rate: str) -> dict[str, float]:
     rounds = zip(bundle.rounds, other.rounds, strict=False)
     found = [mine.figures[rate] / its.figures[rate] for mine, its in rounds]
-    return Spread(median(found), min(found), max(found))
+    return {"median": median(found), "least": min(found), "most": max(found)}

@@ -58,12 +58,12 @@ def test_every_token_is_predicted_once_from_enough_context(
     tokens: int, window: int, stride: int
 ) -> None:
     predicted = list[int]()
-    for each in windows(tokens, window, stride):
-        assert each.start <= each.first < each.stop <= each.start + window
-        assert each.stop < tokens
-        predicted += range(each.first + 1, each.stop + 1)
-        context = each.first + 1 - each.start  # of its first prediction, which has the least
-        assert each.start == 0 or context >= window - stride + 1
+    for start, stop, first in windows(tokens, window, stride):
+        assert start <= first < stop <= start + window
+        assert stop < tokens
+        predicted += range(first + 1, stop + 1)
+        context = first + 1 - start  # of its first prediction, which has the least
+        assert start == 0 or context >= window - stride + 1
     assert predicted == list(range(1, tokens))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stem_edge.apps.measuring.runs.report import report_table
-from stem_edge.apps.measuring.runs.results import Phase, Report, Round, Spread, SubjectResult
+from stem_edge.apps.measuring.runs.results import RATES, Phase, Report, Round, SubjectResult
 from stem_edge.apps.measuring.sampler import PhaseMemory
 from stem_edge.system.process_memory import Memory
 
@@ -75,7 +75,7 @@ def test_ratios_are_of_the_same_rounds_and_failures_are_told() -> None:
     none = SubjectResult([], "round 1 of 3: y: no memory")
     found = report(bundle=SubjectResult([run(2), run(4), run(9)]), other=other, none=none)
     assert found.ratios() == {
-        "other": dict.fromkeys(("prompt", "decode", "median_step"), Spread(3, 2, 4))
+        "other": {rate: {"median": 3, "least": 2, "most": 4} for rate in RATES}
     }
     table = report_table(found)
     assert "bundle / other: prompt 3.000" in table and "(2.000 to 4.000)" in table
