@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from faulty_disk import Failing, watch
 from installed import DEMO
+from interrupts import interrupted
 from models import ORT
 
 import stem_edge
@@ -64,6 +66,26 @@ def test_prompts_that_are_cut_anywhere(seed: int, shared: Path) -> None:
             with stem_edge.load(model.bundle.path, threads=1, slots=16) as fresh:
                 assert list(fresh.generate(prompt, **options)) == found
     assert taken > 200
+
+
+def test_a_prompt_that_is_interrupted_while_windows_drop_tokens(shared: Path) -> None:
+    path, prompt = models.bundle_of("windows", ORT, shared), max(models.prompts("windows"), key=len)
+    with stem_edge.load(path, threads=1) as model:
+
+        def answers() -> list[Any]:
+            """Of a prompt with tokens that the first steps of the other one have dropped, and of that one."""
+            later = [*prompt[:130], 23, 24, 25]
+            return [list(model.generate(one, max_new_tokens=2, logprobs=0)) for one in (later, prompt)]
+
+        expected = answers()
+        for at in range(1000):
+            model.forget_prefixes()
+            call = partial(tokens, model, prompt, 1)
+            ended = not interrupted(call, at, lambda code: "kv_window" in code.co_filename)
+            assert answers() == expected
+            if ended:
+                break
+    assert 20 < at < 999
 
 
 def test_a_file_that_has_more_of_a_prompt_than_memory(shared: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class OrtContext:
     def move(self, to: Place, tokens: int) -> None:
         """Move keys and values of the first `tokens` tokens to index `to.number` of `to.kv`."""
         if window := to.kv.window(to.number):
-            window.follow(self.dropped, self.settled)
+            window.dropped, window.settled = self.dropped, self.settled
         self.place.kv.move(self.place.number, to, tokens, self.dropped)
         self.place, self._window, self.filled = to, window, tokens
 
