@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
     from stem_edge.runtime.grammars.constraint import Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.lookups.lookups import Lookups
-    from stem_edge.runtime.lookups.open_edits import OpenEdits
     from stem_edge.runtime.lookups.overlay import Overlay
     from stem_edge.runtime.token_ids import StemId
 
@@ -58,7 +57,9 @@ class Answering(ModelText):
         self.stats: GenerationStats = GenerationStats(engine=plan.engine, provider=plan.provider)
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._closed = prefixes, False
-        self._open_edits: OpenEdits | None = None
+        # Edits of the running `edited` blocks. All threads share them; each removes only its own.
+        self._open_edits: dict[object, tuple[Edit, ...]] = {}
+        self._overlay: Overlay | None = None  # of the latest edits
         self.stepping = stepping  # whether a step may have several tokens, and what drafts them
 
     @contextmanager
@@ -76,10 +77,16 @@ class Answering(ModelText):
         for an edit that cannot be applied.
         """
         from stem_edge.bundle.edit_files.file import open_edit
+        from stem_edge.runtime.lookups.overlay import Overlay
 
         self.engine.check_usable()
-        with self._opened_edits().added(tuple(open_edit(self.bundle, edit) for edit in edits)):
+        opened, key = tuple(open_edit(self.bundle, edit) for edit in edits), object()
+        Overlay(self._text, self.config, opened)  # refuse them here rather than at the first call
+        self._open_edits[key] = opened
+        try:
             yield self
+        finally:
+            del self._open_edits[key]
 
     @property
     def kv_nbytes(self) -> int:
@@ -89,7 +96,7 @@ class Answering(ModelText):
     @property
     def edits(self) -> tuple[Edit, ...]:
         """Edits of table lookups (see edited) that the next generate or logits call applies, in order."""
-        return () if self._open_edits is None else self._open_edits.all
+        return tuple(edit for opened in list(self._open_edits.values()) for edit in opened)
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Return the logits, float32 [T, V], of all T tokens, computed from an empty context.
@@ -192,16 +199,16 @@ class Answering(ModelText):
         chunks = self.generate(prompt, params, stem_ids=stem_ids, **options)
         return "".join(chunk.text for chunk in chunks)
 
-    def _opened_edits(self) -> OpenEdits:
-        with self._opening:
-            if self._open_edits is None:
-                from stem_edge.runtime.lookups.open_edits import OpenEdits
-
-                self._open_edits = OpenEdits(self._text, self.config)
-            return self._open_edits
-
     def _edits_now(self) -> Overlay | None:
-        return None if self._open_edits is None else self._open_edits.overlay()
+        """Return which rows tokens look up in all running `edited` blocks; None without edits."""
+        if not (edits := self.edits):
+            return None
+        from stem_edge.runtime.lookups.overlay import Overlay
+
+        latest = self._overlay  # another thread may replace it
+        if latest is None or edits != latest.edits:
+            latest = self._overlay = Overlay(self._text, self.config, edits)
+        return latest
 
     def _lookups(
         self, prompt: list[int], stem_ids: Sequence[StemId] | None, edits: Overlay | None

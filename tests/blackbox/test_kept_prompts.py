@@ -73,9 +73,10 @@ def test_a_prompt_that_is_interrupted_while_windows_drop_tokens(shared: Path) ->
     with stem_edge.load(path, threads=1) as model:
 
         def answers() -> list[Any]:
-            """Of a prompt with tokens that the first steps of the other one have dropped, and of that one."""
-            later = [*prompt[:130], 23, 24, 25]
-            return [list(model.generate(one, max_new_tokens=2, logprobs=0)) for one in (later, prompt)]
+            """Of a prompt that begins with tokens that a step of the other one drops, and of that one."""
+            options: Any = {"max_new_tokens": 2, "logprobs": 0}
+            both = [*prompt[:130], 23, 24, 25], prompt
+            return [list(model.generate(one, **options)) for one in both]
 
         expected = answers()
         for at in range(1000):

@@ -51,7 +51,7 @@ class KvWindow:
             if (most := self.capacity - position + first) < count:
                 raise ValueError(f"a step has {count} tokens; expected up to {most}")
             by = first - self.dropped
-            self.dropped = sys.maxsize  # as it stays if an interrupt comes before all rows are moved
+            self.dropped = sys.maxsize  # it stays so if an interrupt comes now
             for start in range(0, position - first, by):
                 stop = min(start + by, position - first)
                 for head in self._heads:
