@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, is_shard, open_manifest
+from stem_edge.bundle.manifest import TABLES, FileEntry, is_shard, open_manifest
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.errors import BundleError
 from stem_edge.files.hashing import sha256_of
-from stem_edge.files.plain_files import check_folders, unreadable
+from stem_edge.files.plain_files import check_folders
 
 
 def tables_hash(files: Mapping[str, FileEntry]) -> str:
@@ -29,7 +28,7 @@ def verify(
     *,
     shards: bool = True,
 ) -> dict[str, str]:
-    """Hash every file of a bundle. Return file name -> "ok", or a description of what is wrong.
+    """Hash every file that a bundle's manifest lists. Return file name -> "ok", or a description of what is wrong.
 
     Raises BundleError if the bundle cannot be opened.
     progress: called with the number of bytes just hashed.
@@ -38,26 +37,11 @@ def verify(
     root = bundle_folder(path, shards=shards)
     manifest = open_manifest(root)
     folders = set[Path]()
-    results = {
+    return {
         name: _verify_file(root, name, entry, folders, progress)
         for name, entry in sorted(manifest.files.items())
         if shards or not is_shard(name)
     }
-    known = {MANIFEST, *manifest.files}
-    return results | dict.fromkeys(sorted(_names(root) - known), "not part of the bundle")
-
-
-def _names(root: Path) -> set[str]:
-    """Return the relative paths of all files and links in a folder tree; follow no links."""
-
-    def fail(error: OSError) -> None:
-        raise unreadable(Path(error.filename), "folder", error) from error
-
-    found = set()
-    for folder, folders, files in os.walk(root, onerror=fail):
-        links = [name for name in folders if Path(folder, name).is_symlink()]
-        found |= {Path(folder, name).relative_to(root).as_posix() for name in files + links}
-    return found
 
 
 def _verify_file(

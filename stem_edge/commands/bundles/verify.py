@@ -36,16 +36,13 @@ def run(args: argparse.Namespace) -> int:
     nbytes = sum(entry.nbytes for name, entry in entries.items() if shards or not is_shard(name))
     with Progress(nbytes, "verifying", None) as bar:
         files = verify(root, bar.advance, shards=shards)
-    own = {name: found for name, found in files.items() if name in entries}
-    wrong = [printable(f"{name}: {found}") for name, found in own.items() if found != "ok"]
+    wrong = [printable(f"{name}: {found}") for name, found in files.items() if found != "ok"]
     if args.json:
         print(json.dumps({"ok": not wrong, "files": files}, indent=1))
         return 1 if wrong else 0
     if not wrong:
-        without = ", without the shards of the tables" * (len(own) < len(entries))
-        others = f", and {len(files) - len(own)} other files, which nothing reads"
-        said = f"{len(own)} files, {format_size(nbytes)}, as exported{without}"
-        print(f"{args.bundle}: {said}{others * (len(files) > len(own))}")
+        without = ", without the shards of the tables" * (len(files) < len(entries))
+        print(f"{args.bundle}: {len(files)} files, {format_size(nbytes)}, as exported{without}")
         return 0
     first, *rest = wrong
     print(*rest, sep="\n", end="\n" * bool(rest))
