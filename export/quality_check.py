@@ -165,7 +165,6 @@ def _manifest(plan: Plan, out: Output, format: Format, **measured: Any) -> Manif
     files = out.files
     tables = plan.tables.format if plan.tables else None
     report = QualityReport(
-        checkpoint_nbytes=plan.source.nbytes,
         backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in format.files),
         tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
         **measured,

@@ -57,11 +57,6 @@ class Checkpoint:
             return self.tables
         return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}
 
-    @property
-    def nbytes(self) -> int:
-        matrices = [*self.backbone.values(), *self.tables.values()]
-        return sum(matrix.nbytes for matrix in matrices)
-
 
 def module_names(
     inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]

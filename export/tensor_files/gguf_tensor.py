@@ -38,8 +38,7 @@ def gguf_tensor(
         codes = read(start, stop)
         return decoded(codes.reshape(-1, codes.shape[-1]), type).reshape(-1, *shape[1:])
 
-    nbytes, stored = shape[0] * each, Stored(type, read)
-    return Tensor(shape, rows, nbytes, name, file.path, type.name, stored=stored)
+    return Tensor(shape, rows, name, file.path, type.name, stored=Stored(type, read))
 
 
 def stacked_matrix(tensor: Tensor, number: int) -> Tensor:

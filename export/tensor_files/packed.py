@@ -50,5 +50,4 @@ def packed(stored: Tensor, scales: Tensor, width: int) -> Tensor:
             blocks *= factors[:, :, None]
         return blocks.reshape(len(found), width)
 
-    matrix = stored.computed(values, (rows, width))
-    return replace(matrix, nbytes=rows * width * bits // 8, codes=codes)
+    return replace(stored.computed(values, (rows, width)), codes=codes)

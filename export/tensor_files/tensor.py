@@ -67,7 +67,6 @@ class Tensor:
 
     shape: tuple[int, ...]
     rows: Read[F32]
-    nbytes: int  # in the checkpoint
     name: str = ""  # in its file
     path: Path = Path()
     dtype: str = "F32"
@@ -107,7 +106,6 @@ class Tensor:
             self,
             shape=(count, *self.shape[1:]),
             rows=change(self.rows),
-            nbytes=self.nbytes * count // max(1, self.shape[0]),
             raw=self.raw and change(self.raw),
             codes=codes,
             stored=stored and replace(stored, read=change(stored.read)),
@@ -127,7 +125,6 @@ class Tensor:
         return [
             replace(
                 shared.computed(_cut(shared.rows, total, first, width), (count, width)),
-                nbytes=self.nbytes * width // total,
                 codes=shared.codes and self._some_codes(shared.codes, first, width),
             )
             for first in range(0, total, width)
@@ -194,8 +191,7 @@ def joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
         pieces = [tensor.rows(max(start - at, 0), max(stop - at, 0)) for at, tensor in parts]
         return np.concatenate(pieces, axis)
 
-    whole = tensors[0].computed(rows, (*shape[:axis], sum(sizes), *shape[axis + 1 :]))
-    return replace(whole, nbytes=sum(tensor.nbytes for tensor in tensors))
+    return tensors[0].computed(rows, (*shape[:axis], sum(sizes), *shape[axis + 1 :]))
 
 
 def file_tensor(
@@ -221,7 +217,7 @@ def file_tensor(
         with np.errstate(over="ignore"):
             return cast(F32, np.ascontiguousarray(values, np.float32))
 
-    return Tensor(shape, rows, math.prod(shape) * size, name, file.path, dtype, raw)
+    return Tensor(shape, rows, name, file.path, dtype, raw)
 
 
 def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:

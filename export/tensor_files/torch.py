@@ -159,8 +159,8 @@ def _opened(path: Path, tensor: Any) -> Any:
     dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None or str(tensor.layout) != "torch.strided":
         return tensor
-    shape, nbytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
-    if nbytes > tensor.untyped_storage().nbytes():
+    shape = tuple(tensor.shape)
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise ValueError(f"a tensor {list(shape)} is larger than its values")
     values, written = tensor.detach() if shape else tensor.detach()[None], path.stat().st_mtime_ns
 
@@ -170,4 +170,4 @@ def _opened(path: Path, tensor: Any) -> Any:
         found: F32 = np.array(values[start:stop].float().numpy())  # callers may change the copy
         return found
 
-    return Tensor(shape, rows, nbytes, path=path, dtype=dtype)
+    return Tensor(shape, rows, path=path, dtype=dtype)

@@ -35,7 +35,7 @@ from stem_edge.shown import MAX_SIZE, one_line
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 MANIFEST = "manifest.json"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
@@ -67,7 +67,6 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     `agreement` is the share of probe tokens after which both models have the same most probable token.
     """
 
-    checkpoint_nbytes: Size  # bytes of the tensors that were read
     backbone_nbytes: Size
     tables_nbytes: Size
     probe_tokens: tuple[TokenId, ...] = ()  # empty: weights unchanged, and nothing was compared

@@ -29,7 +29,6 @@ GROUP, ARRAY = f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"
 SHARDS = [f"{TABLES}/records/c/0/0", f"{TABLES}/records/c/1/0"]
 NAMES = sorted([BACKBONE_GRAPH, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
 REPORT = QualityReport(
-    checkpoint_nbytes=2000,
     backbone_nbytes=8,
     tables_nbytes=200,
     probe_tokens=(1, 2, 3),

@@ -16,7 +16,7 @@ from stem_edge.tables.packing import range_scales
 
 def in_memory(values: F32) -> Tensor:
     """Return a tensor of a checkpoint over an array."""
-    return Tensor(values.shape, lambda start, stop: values[start:stop], values.nbytes)
+    return Tensor(values.shape, lambda start, stop: values[start:stop])
 
 
 def recorded_in(spans: list[tuple[int, ...]]) -> Callable[[Any], Any]:

@@ -181,9 +181,9 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_535),
+    "package, lines": Budget(package_lines, 40_500),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 36_372),
+    "tests, lines": Budget(lambda: lines_in("tests"), 36_363),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_769),
     "classes": Budget(package_classes, 355),
     "commands": Budget(lambda: len(main.COMMANDS), 15),

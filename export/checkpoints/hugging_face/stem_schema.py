@@ -7,7 +7,6 @@ layer replaces are missing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -143,7 +142,7 @@ def _tap(taps: Tensor, tap: int) -> Tensor:
     def rows(start: int, stop: int) -> F32:
         return np.ascontiguousarray(taps.rows(start, stop)[:, 0, tap])
 
-    return replace(taps.computed(rows, taps.shape[:1]), nbytes=taps.nbytes // taps.shape[2])
+    return taps.computed(rows, taps.shape[:1])
 
 
 def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
@@ -161,5 +160,4 @@ def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor
             [both.reshape(len(both), -1), down.rows(start, stop).reshape(len(both), -1)]
         )
 
-    found = gate.computed(rows, (count, 3 * config.d_ff * config.dim))
-    return replace(found, nbytes=gate.nbytes + up.nbytes + down.nbytes)
+    return gate.computed(rows, (count, 3 * config.d_ff * config.dim))

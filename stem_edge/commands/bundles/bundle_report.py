@@ -130,7 +130,6 @@ def _storage(manifest: Manifest) -> Rows:
         yield "tables on flash", f"{nbytes}, {_row_types(tables, manifest.rare_tables)}"
         record = format_size(tables.record_nbytes)
         yield "  one record", f"{record}, the most that a token reads"
-    yield "checkpoint was", format_size(manifest.report.checkpoint_nbytes)
 
 
 def _weights(backbone: BackboneFormat) -> str:

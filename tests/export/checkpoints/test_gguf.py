@@ -80,7 +80,6 @@ def test_a_model_is_that_of_its_folder(name: str, tmp_path: Path) -> None:
     assert found.backbone.keys() == expected.backbone.keys()
     for part, matrix in expected.backbone.items():
         np.testing.assert_array_equal(whole(found.backbone[part]), whole(matrix))
-        assert found.backbone[part].nbytes == matrix.nbytes
 
 
 def test_the_factors_of_llama_3(tmp_path: Path) -> None:

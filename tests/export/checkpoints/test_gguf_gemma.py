@@ -63,7 +63,6 @@ def same(found: Mapping[Any, Tensor], expected: Mapping[Any, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for part, matrix in expected.items():
         np.testing.assert_array_equal(whole(found[part]), whole(matrix))
-        assert found[part].nbytes == matrix.nbytes
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -45,7 +45,7 @@ def test_rows_of_every_type_are_those_of_its_package(kind: TensorType, tmp_path:
     path = write_file(tmp_path / "a.gguf", {}, {"t": (codes, kind.name)})
     tensor = open_gguf(path).tensors["t"]
     assert tensor.stored is not None
-    assert (tensor.shape, tensor.stored.type, tensor.nbytes) == ((6, 512), kind, codes.nbytes)
+    assert (tensor.shape, tensor.stored.type) == ((6, 512), kind)
     assert repr(tensor) == f"a tensor [6, 512] of {kind.name}"
     np.testing.assert_array_equal(tensor.stored.read(1, 4), codes[1:4])
     with np.errstate(all="ignore"):

@@ -34,7 +34,6 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
     tensor = open_gguf(path).tensors["t"]
     whole = tensor.rows(0, ROWS)
     assert np.isfinite(whole).all() and whole.std() > 0
-    assert tensor.nbytes == sum(part.nbytes for part in coded_rows(tensor, 256).columns(256))
     for part, found in enumerate(coded_rows(tensor, WIDTH).columns(WIDTH)):
         assert found.shape == (ROWS, WIDTH)
         expected = whole[2:5, part * WIDTH : (part + 1) * WIDTH]

@@ -77,7 +77,7 @@ def test_the_file_that_is_damaged_below_is_read(tmp_path: Path, version: int, pa
     file = open_gguf(path)
     assert file.keys == {"general.architecture": "llama", "n": 5}
     assert file.tensors["a"].rows(1, 2).tolist() == [[3.0, 4.0, 5.0]]
-    assert (file.tensors["b"].shape, file.tensors["b"].nbytes) == ((4,), 16)
+    assert file.tensors["b"].shape == (4,)
 
 
 HUGE = [1 << 32, 1 << 62, 2**63, 2**64 - 1]

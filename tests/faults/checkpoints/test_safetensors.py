@@ -46,7 +46,7 @@ def test_the_file_that_is_damaged_below_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(encoded())
     tensors = open_tensors(tmp_path / "model.safetensors")
     assert tensors["a"].rows(1, 2).tolist() == [[3.0, 4.0, 5.0]]
-    assert (tensors["b"].shape, tensors["b"].nbytes) == ((4,), 8)
+    assert tensors["b"].shape == (4,)
 
 
 def archive() -> bytes:

@@ -17,6 +17,7 @@ from open_files import open_files
 from stem_edge.bundle import manifest as bundles
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import (
+    FORMAT_VERSION,
     MANIFEST,
     TOKENIZER,
     Manifest,
@@ -75,11 +76,11 @@ def test_what_a_manifest_need_not_say(bundle: Path) -> None:
         (f"files {TOKENIZER} sha256", "9" * 64, "g" * 64),
         ("backbone block_size", 16, 15),
         ("backbone block_size", 256, 257),
-        ("report checkpoint_nbytes", 2**63 - 1, 2**63),
+        ("report tables_nbytes", 2**63 - 1, 2**63),
         ("report probe_tokens", [0, (1 << 24) - 1], [1 << 24]),
         ("report probe_tokens", [], [-1]),
-        ("format_version", 5, 4),
-        ("format_version", 5, 0),
+        ("format_version", FORMAT_VERSION, FORMAT_VERSION - 1),
+        ("format_version", FORMAT_VERSION, 0),
     ],
 )
 def test_the_edges_of_each_field(bundle: Path, where: str, inside: object, outside: object) -> None:
@@ -99,7 +100,7 @@ def test_the_size_of_a_manifest(bundle: Path) -> None:
 
     def read(nbytes: int) -> None:
         (bundle / MANIFEST).write_bytes(whole.ljust(nbytes))
-        assert open_manifest(bundle).format_version == 5
+        assert open_manifest(bundle).format_version == FORMAT_VERSION
 
     takes(read, bundles.MAX_MANIFEST_NBYTES, "larger than 1048576 bytes")
 

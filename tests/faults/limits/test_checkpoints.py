@@ -65,7 +65,6 @@ VALUES_OF = {
 def test_values_of_every_type(file: Path) -> None:
     for dtype, values in VALUES_OF.items():
         found = tensor(file, dtype, (2, 2), values.tobytes())
-        assert found.nbytes == values.nbytes
         assert repr(found) == f"a tensor [2, 2] of {dtype}"
         assert found.rows(0, 2).tolist() == [[1.5, -2], [3, 4]]
         assert found.rows(0, 2).dtype == np.float32

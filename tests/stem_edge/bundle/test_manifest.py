@@ -69,7 +69,7 @@ GOLDEN: dict[str, Any] = {
         "weights": "int4",
     },
     "files": {name: {"nbytes": size, "sha256": SHA} for name, size in GOLDEN_SIZES.items()},
-    "format_version": 5,
+    "format_version": 6,
     "gguf": None,
     "indexed": False,
     "model": {
@@ -86,7 +86,7 @@ GOLDEN: dict[str, Any] = {
     },
     "rare_tables": None,
     "report": {
-        "agreement": None, "backbone_nbytes": 8, "checkpoint_nbytes": 2000, "divergence": 0.5,
+        "agreement": None, "backbone_nbytes": 8, "divergence": 0.5,
         "divergence_99": None, "notes": [], "prefill_divergence": None, "probe_tokens": [1, 2, 3],
         "tables_nbytes": 200,
     },
@@ -113,7 +113,7 @@ REQUIRED = [
     *["backbone weights", "backbone head", "backbone block_size"],
     *["tables records", "tables layers", "tables parts", "tables row_type"],
     *["files tokenizer.json nbytes", "files tokenizer.json sha256"],
-    "report checkpoint_nbytes",
+    "report tables_nbytes",
     *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
     # Required, because without these two no table could be read.
     *[f"files {GROUP}", f"files {ARRAY}"],
@@ -124,7 +124,7 @@ REQUIRED = [
 def test_missing_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, where, ...)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 5 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 6 (")
     assert where.split(" ")[-1] in message
     assert message.endswith("export the bundle again")
 
@@ -153,7 +153,7 @@ def test_missing_fields(bundle: Path, where: str) -> None:
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
     edit(bundle / MANIFEST, where, value)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 5 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 6 (")
     assert said in message
 
 
@@ -197,9 +197,9 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("format_version", 6, "bundle format 6, expected 5; upgrade stem-edge"),
-        ("format_version", 4, "with: stem-edge export CHECKPOINT"),
-        ("format_version", 0, "bundle format 0, expected 5"),
+        ("format_version", 7, "bundle format 7, expected 6; upgrade stem-edge"),
+        ("format_version", 5, "with: stem-edge export CHECKPOINT"),
+        ("format_version", 0, "bundle format 0, expected 6"),
     ],
 )
 def test_other_formats(bundle: Path, where: str, value: object, said: str) -> None:
