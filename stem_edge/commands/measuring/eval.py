@@ -71,10 +71,6 @@ def _text(results: Sequence[Quality]) -> list[str]:
         documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"
         length = f"{each.nbytes:,} bytes, {each.tokens:,} tokens predicted"
         window = f"windows of {each.window:,} tokens, one every {each.stride:,}"
-        if each.window < each.window_asked:
-            window = (
-                f"one window for each document, of at most {each.window:,} tokens: it has no more"
-            )
         several = "s" if each.edits > 1 else ""
         edits = f"; with {each.edits} edit{several}" if each.edits else ""
         lines.append(f"{documents} of {length}; {window}; computed by {each.engine}{edits}")
@@ -103,13 +99,11 @@ def _perplexities(results: Sequence[Quality]) -> list[str]:
 
 
 def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
-    columns = ("mean", "median", "99 %", "greatest", "same best", "change of log likelihood")
+    columns = ("mean", "99 %", "greatest", "same best")
     rows: list[tuple[str, ...]] = [("", *columns)]
     for name, each in compared:
-        nats = (each.mean, each.median, each.percentile_99, each.greatest)
-        error = "" if each.standard_error is None else f" +- {each.standard_error:.2g}"
-        change = f"{each.log_likelihood_difference:+.3g}{error}"
-        rows.append((name, *(f"{value:.3g}" for value in nats), f"{each.agreement:.2%}", change))
+        nats = (each.mean, each.percentile_99, each.greatest)
+        rows.append((name, *(f"{value:.3g}" for value in nats), f"{each.agreement:.2%}"))
     first = compared[0][1]
     engine = f" on {first.reference_engine}" if first.reference_engine else ""
     return [

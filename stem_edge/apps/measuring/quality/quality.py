@@ -35,14 +35,9 @@ class Divergence:
     reference_engine: str | None  # None for a checkpoint
     reference_perplexity: float
     mean: float
-    median: float
     percentile_99: float
     greatest: float
     agreement: float  # share of positions where both have the same most probable token
-    # Mean of log P(bundle) - log P(reference) over the text's tokens, in nats; and its standard error,
-    # as if tokens were independent (None for a single token).
-    log_likelihood_difference: float
-    standard_error: float | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,6 @@ class Quality:
     tokens: int  # predicted and scored, each once
     nbytes: int  # of the documents, in UTF-8
     window: int  # tokens seen at once
-    window_asked: int  # requested; greater than window if no document has that many tokens
     stride: int  # tokens between the starts of windows
     engine: str
     edits: int  # number of edits in effect
@@ -116,7 +110,6 @@ def evaluate(
         tokens=task.predicted,
         nbytes=task.nbytes,
         window=task.window,
-        window_asked=task.window_asked,
         stride=task.stride,
         engine=str(engines[0]),
         edits=len(edits),
@@ -135,17 +128,12 @@ def _divergence(
     nats: F64,
 ) -> Divergence:
     found, expected = scores
-    gain = found.likelihood - expected.likelihood
-    error = float(gain.std(ddof=1) / math.sqrt(len(gain))) if len(gain) > 1 else None
     return Divergence(
         reference=reference,
         reference_engine=engine,
         reference_perplexity=math.exp(-expected.likelihood.mean()),
         mean=float(nats.mean()),
-        median=float(np.median(nats)),
         percentile_99=float(np.percentile(nats, 99)),
         greatest=float(nats.max()),
         agreement=float((found.top == expected.top).mean()),
-        log_likelihood_difference=float(gain.mean()),
-        standard_error=error,
     )

@@ -32,7 +32,6 @@ class ScoringTask:
     token_ids: list[list[int]]  # of each document
     nbytes: int  # of all documents, in UTF-8
     window: int  # tokens seen at once
-    window_asked: int  # greater than window if no document has that many tokens
     stride: int  # tokens between the starts of windows
 
     @property
@@ -56,7 +55,6 @@ def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> 
         token_ids=ids,
         nbytes=sum(len(each.encode()) for each, _ in found),
         window=min(asked, longest),
-        window_asked=asked,
         stride=max(1, asked // 2),
     )
 

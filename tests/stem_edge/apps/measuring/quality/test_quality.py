@@ -99,16 +99,14 @@ def test_figures_are_the_plain_formula(lines: bool, window: int | None, stride: 
     assert found.nbytes == sum(len(text.encode()) + lines for text in texts)
     assert found.bits_per_byte == pytest.approx(bits / found.nbytes, rel=1e-9)
     if window is None and not lines:
-        assert (found.window, found.window_asked, found.stride) == (tokens, 256, 128)
+        assert (found.window, found.stride) == (tokens, 128)
     assert found.divergence is None
 
 
 def test_a_bundle_does_not_diverge_from_itself() -> None:
     found = evaluate(DEMO, TEXT, against=DEMO, window=16).divergence
     assert found is not None
-    assert (found.mean, found.median, found.percentile_99, found.greatest) == (0, 0, 0, 0)
-    assert (found.agreement, found.log_likelihood_difference) == (1, 0)
-    assert found.standard_error == 0
+    assert (found.mean, found.percentile_99, found.greatest, found.agreement) == (0, 0, 0, 1)
 
 
 def test_divergence_is_the_plain_formula(bundles: dict[str, Path]) -> None:
@@ -116,16 +114,13 @@ def test_divergence_is_the_plain_formula(bundles: dict[str, Path]) -> None:
     quality = evaluate(bundles["int4"], TEXT, window=128, against=bundles["fp32"])
     found, came = quality.divergence, (np.arange(len(ids) - 1), ids[1:])
     p, q = (log_probabilities(bundles[kind], ids[:-1]) for kind in ("fp32", "int4"))
-    nats, gain = (np.exp(p) * (p - q)).sum(axis=1), (q - p)[came]
+    nats = (np.exp(p) * (p - q)).sum(axis=1)
     assert found is not None
     assert found.mean == pytest.approx(nats.mean(), rel=1e-6)
     assert found.mean > 1e-3
-    assert found.median == pytest.approx(np.median(nats), rel=1e-6)
     assert found.percentile_99 == pytest.approx(np.percentile(nats, 99), rel=1e-6)
     assert found.greatest == pytest.approx(nats.max(), rel=1e-6)
     assert found.agreement == (p.argmax(axis=1) == q.argmax(axis=1)).mean()
-    assert found.log_likelihood_difference == pytest.approx(gain.mean(), rel=1e-6)
-    assert found.standard_error == pytest.approx(gain.std(ddof=1) / len(gain) ** 0.5, rel=1e-6)
     assert found.reference_perplexity == pytest.approx(math.exp(-p[came].mean()), rel=1e-9)
 
 
