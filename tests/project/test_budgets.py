@@ -181,10 +181,10 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_431),
+    "package, lines": Budget(package_lines, 40_411),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 36_311),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_769),
+    "tests, lines": Budget(lambda: lines_in("tests"), 36_305),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_755),
     "classes": Budget(package_classes, 353),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 66),
