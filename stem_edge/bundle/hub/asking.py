@@ -10,7 +10,6 @@ from stem_edge.bundle.hub.names import HubName
 from stem_edge.errors import HubError
 from stem_edge.shown import one_line
 
-LOG_IN = "log in with: hf auth login"
 NETWORK = "check the network, and try again"
 OTHER_CACHE = "free some space, or set HF_HUB_CACHE to another folder"
 OFFLINE = "HF_HUB_OFFLINE is set, and these files are not in the cache: unset HF_HUB_OFFLINE"
@@ -42,14 +41,6 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
 
     said = _said(error)
     match error:
-        case errors.GatedRepoError():
-            return HubError(f"{name}: {said}; ask for access there, and {LOG_IN}")
-        case errors.RepositoryNotFoundError():
-            missing = f"no such model on the hub, or a private one ({said})"
-            return HubError(f"{name}: {missing}; check its name, or {LOG_IN}")
-        case errors.RevisionNotFoundError():
-            missing = f"no such revision of this model ({said})"
-            return HubError(f"{name}: {missing}; give a branch, a tag or a commit that it has")
         case errors.HfHubHTTPError():
             return _status(name, error.response.status_code, said)
         case errors.OfflineModeIsEnabled():
@@ -70,7 +61,7 @@ def _status(name: HubName, status: int, said: str) -> HubError:
     answered = f"{name}: the hub answers {status} ({said})"
     if status >= SERVER_ERROR or status in BUSY:
         return UnreachableError(f"{answered}; try later")
-    return HubError(f"{answered}; {LOG_IN}")
+    return HubError(f"{answered}; check its name and revision, or log in with: hf auth login")
 
 
 def _said(error: BaseException) -> str:

@@ -97,9 +97,9 @@ def files_there(hub: HubServer) -> dict[str, Blob]:
 @pytest.mark.parametrize(
     ("change", "name", "parts"),
     [
-        (lambda hub: None, "acme/other", ["no such model", "Repository not found", "hf auth login"]),
-        (lambda hub: None, f"{NAME}@v9", ["no such revision", "Invalid rev id: v9"]),
-        (lambda hub: hub.models.update({NAME: Model()}), NAME, ["no such revision"]),
+        (lambda hub: None, "acme/other", ["Repository not found", "hf auth login"]),
+        (lambda hub: None, f"{NAME}@v9", ["Invalid rev id: v9", "check its name and revision"]),
+        (lambda hub: hub.models.update({NAME: Model()}), NAME, ["check its name and revision"]),
         (
             lambda hub: setattr(hub.models[NAME], "gated", True), NAME,
             ["Access to model acme/model is restricted", "ask for access", "hf auth login"],
