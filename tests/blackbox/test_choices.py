@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, ExportError, InputError, MemoryPlanError
 from stem_edge.graph.kv import KvChoice
 from stem_edge.numerics.distributions import divergence
+from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT
 
 
 @cache
@@ -222,6 +224,22 @@ def test_rows_that_were_read_for_a_prompt_that_is_left_evict_none(shared: Path) 
             model.logits(prompt)
             read.append(model.stats.row_misses)
     assert 8 < size < 16 and read == [1, 0]
+
+
+def test_the_least_used_rows_leave_the_cache(shared: Path) -> None:
+    """Of rows that are used alike, the one whose last use is longest ago; uses are halved at times."""
+    slots, rng, uses, last = 8, np.random.default_rng(0), Counter[int](), dict[int, int]()
+    with stem_edge.load(models.bundle_of("stem", ORT, shared), threads=1, slots=slots) as model:
+        for now in range(1, 601):
+            token = 10 + min(int(rng.zipf(1.3)), 60) + now // 150
+            model.logits([token])
+            assert model.stats.row_misses == (token not in last)
+            uses[token] += 1
+            if now % (AGEING_USES_PER_SLOT * slots) == 0:
+                uses = Counter({one: count // 2 for one, count in uses.items()})
+            if token not in last and len(last) == slots:
+                del last[min(last, key=lambda one: (uses[one], last[one]))]
+            last[token] = now
 
 
 NGRAMS, ENGRAM = models.SIZES | models.NGRAMS, models.SIZES | models.ENGRAM

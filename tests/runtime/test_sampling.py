@@ -29,16 +29,6 @@ def sample(logits: F32, params: SamplingParams, count: int = 1) -> list[int]:
     return [choose(logits.copy(), []) for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("logits", "expected"),
-    [([1, 3, 2], 1), ([-5, -INF, -4], 2), ([2, 7, 7], 1), ([0], 0)],
-)
-def test_greedy_takes_the_greatest_and_of_equals_the_first(
-    logits: list[float], expected: int
-) -> None:
-    assert sample(np.array(logits, np.float32), SamplingParams()) == [expected]
-
-
 def adversarial_logits() -> dict[str, F32]:
     rng, found = np.random.default_rng(2), dict[str, F32]()
     for size in (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 1000):
@@ -236,23 +226,3 @@ def test_logprobs_are_those_of_a_log_softmax(kind: str, count: int) -> None:
     best = np.argsort(-logits, kind="stable")[:count]
     assert [token_id for token_id, _ in found.top] == best.tolist()
     assert [logprob for _, logprob in found.top] == pytest.approx(expected[best], abs=1e-5)
-
-
-def only_top(logits: F32, count: int) -> F32:
-    """Keep only the best logits."""
-    kept = np.full_like(logits, -INF)
-    best = top_ids(logits, count)
-    kept[best] = logits[best]
-    return kept
-
-
-@pytest.mark.parametrize("count", [1, 5, 300, 1000])
-@pytest.mark.parametrize("size", [1000, LARGE_V])
-def test_top_ids_where_most_are_impossible(count: int, size: int) -> None:
-    logits = np.random.default_rng(2).normal(size=size).astype(np.float32)
-    expected = top_ids(logits, count)
-    assert np.array_equal(top_ids(only_top(logits, count), count), expected)
-    few = only_top(logits, count // 2)  # fewer than are asked for: the others by ascending id
-    found = top_ids(few, count)
-    assert np.array_equal(found[: count // 2], expected[: count // 2])
-    assert (np.diff(found[count // 2 :]) > 0).all() and len(found) == count

@@ -54,8 +54,12 @@ OPTIONS: list[tuple[Any, Grammar | None]] = [
     ({"schema": {"type": "null"}}, Grammar("json_schema", '{"type":"null"}')),
     ({"schema": False}, Grammar("json_schema", "false")),
     ({"regex": "a+"}, Grammar("regex", "a+")),
-    ({"grammar": "start: /a/"}, Grammar("lark", "start: /a/")),
-    ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
+    (
+        {"schema": '{ "b": 1, "a": [true], "c": "é" }'},
+        Grammar("json_schema", '{"b":1,"a":[true],"c":"é"}'),
+    ),
+    ({"grammar": '// b ::= c\nstart: "a ::= b"'}, Grammar("lark", '// b ::= c\nstart: "a ::= b"')),
+    ({"grammar": '# yes\n  root-2  ::=\n "a"'}, Grammar("gbnf", '# yes\n  root-2  ::=\n "a"')),
     ({"grammar": Grammar("regex", "a")}, Grammar("regex", "a")),
 ]
 

@@ -14,9 +14,7 @@ from contract import refused
 from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index_of, shard
 
 from stem_edge.errors import BundleError, RowReadError
-from stem_edge.runtime.rows.files import ShardFiles
-from stem_edge.runtime.rows.store import RowStore, open_store
-from stem_edge.tables.shards import open_table_store
+from stem_edge.runtime.rows.store import open_store
 
 
 def opened(root: Path) -> None:
@@ -168,11 +166,3 @@ def test_z10_compressed_chunks(root: Path, where: str) -> None:
     path = shard(root, 0)
     path.write_bytes(frame.ljust(path.stat().st_size, b"\0"))
     refused(partial(opened, root), BundleError, root / "records" / "zarr.json")
-
-
-def test_a_whole_store_is_read(root: Path) -> None:
-    """The refusals above are due to the damage, because it accepts the whole store."""
-    opened(root)
-    tables = open_table_store(root)
-    with RowStore(tables, ShardFiles(tables.grids)) as store:
-        assert np.array_equal(store.read(np.arange(5)), RECORDS)

@@ -11,24 +11,6 @@ from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "text"),
-    [
-        (Grammar.of_schema({"b": 1, "a": [True]}), "json_schema", '{"b":1,"a":[true]}'),
-        (Grammar.of_schema('{ "b": 1,\n "a": [true] }'), "json_schema", '{"b":1,"a":[true]}'),
-        (Grammar.of_schema({"const": "é"}), "json_schema", '{"const":"é"}'),
-        (Grammar.of_schema(True), "json_schema", "true"),
-        (Grammar.of_regex("a|b"), "regex", "a|b"),
-        (Grammar.of_text('root ::= "a" | "b"'), "gbnf", 'root ::= "a" | "b"'),
-        (Grammar.of_text('# yes\n\n  root-2  ::=\n "a"'), "gbnf", '# yes\n\n  root-2  ::=\n "a"'),
-        (Grammar.of_text('start: "a ::= b"'), "lark", 'start: "a ::= b"'),
-        (Grammar.of_text("// a ::= b\nstart: /./"), "lark", "// a ::= b\nstart: /./"),
-    ],
-)
-def test_kind_and_text(made: Grammar, kind: str, text: str) -> None:
-    assert (made.kind, made.text) == (kind, text)
-
-
-@pytest.mark.parametrize(
     ("make", "value", "words"),
     [
         (Grammar.of_schema, "{", "schema is not JSON"),

@@ -49,30 +49,6 @@ def test_exact_bytes_of_a_record(row_type: RowType, expected: bytes) -> None:
     assert records.shape == (1, layout.record_nbytes)
 
 
-@pytest.mark.parametrize(("row_type", "bound"), [("fp32", 0), ("fp16", 2**-11)])
-def test_float_rows_come_back(row_type: RowType, bound: float) -> None:
-    layout = layout_of(row_type)
-    rows = random_rows(layout)
-    records = pack_records(layout, rows)
-    for index, row in enumerate(rows):
-        found = layout.unpack(records, index)
-        assert found.dtype == np.float32
-        assert (np.abs(found - row) <= bound * np.abs(row)).all()
-
-
-@pytest.mark.parametrize("row_type", ["int8", "int4"])
-@pytest.mark.parametrize("group", [16, 32, 64])
-def test_quantized_rows_come_back_within_a_step(row_type: RowType, group: int) -> None:
-    layout = layout_of(row_type, parts=((64,),), group_size=group)
-    rows = random_rows(layout)
-    records = pack_records(layout, rows)
-    for index, row in enumerate(rows):
-        groups = row.reshape(5, -1, group)
-        step = np.abs(groups).max(axis=2, keepdims=True) / 2 ** (layout.bits - 1)
-        error = np.abs(layout.unpack(records, index).reshape(groups.shape) - groups)
-        assert (error <= 1.001 * step).all()
-
-
 @pytest.mark.parametrize("row_type", CODECS)
 def test_pack_refuses_rows_that_are_not_of_the_layout(row_type: RowType) -> None:
     layout = layout_of(row_type)

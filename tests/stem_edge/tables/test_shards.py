@@ -1,13 +1,12 @@
 """Shards: exact bytes, and the same bytes as written by zarr."""
 
 import json
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
-from shard_bytes import LAYOUT, RECORDS, summed
+from shard_bytes import LAYOUT, RECORDS
 from stores import write_array
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore
@@ -18,15 +17,6 @@ from stem_edge.tables.shards import ShardGrid, array_metadata, open_grid
 @pytest.fixture
 def grid(tmp_path: Path) -> ShardGrid:
     return write_array(tmp_path / "records", LAYOUT, RECORDS, records_per_shard=2)
-
-
-def index(*pairs: tuple[int, int]) -> bytes:
-    return summed(b"".join(struct.pack("<QQ", *pair) for pair in pairs))
-
-
-def test_exact_bytes_of_a_full_shard(grid: ShardGrid) -> None:
-    records = summed(bytes(range(20))) + summed(bytes(20))
-    assert grid.shard_path(0).read_bytes() == records + index((0, 24), (24, 24))
 
 
 def test_zarr_reads_and_writes_the_same(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from loading import load_fixed
 from threads import tokens
 
 import stem_edge
-from stem_edge.runtime.backends.ggml.kv_cache import Ring
 
 pytestmark = needs_ggml
 IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()
@@ -34,31 +33,6 @@ def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(tiny_gguf:
                 break
             assert tokens(model, IDS[:3]) == short and tokens(model, IDS[:90]) == long
     assert at > 200
-
-
-@pytest.mark.parametrize(
-    ("window", "capacity", "first"),
-    [
-        (0, 128, 60),
-        (1, 128, 60),
-        (5, 128, 60),
-        (200, 128, 60),
-        (5, 20, 20),
-        (5, 21, 60),
-        (2, 16, 0),
-    ],
-)
-def test_masks(window: int, capacity: int, first: int) -> None:
-    """Compare with the token that each cell holds once all tokens of the step have theirs."""
-    positions = np.arange(first, first + 15)
-    held = np.full(128, -1)
-    for position in range(first + 15):
-        held[position % capacity] = position
-    ago = positions[:, None] - held
-    seen = (held >= 0) & (ago >= 0) & ((ago < window) | (window == 0))
-    ring = Ring(window, capacity)
-    assert ring.attended(first + 15) == (64 if capacity < 128 else 128)
-    assert np.array_equal(ring.mask(positions, 128), np.where(seen, 0, -np.inf))
 
 
 CLOSED = """
