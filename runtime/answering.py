@@ -56,7 +56,7 @@ class Answering(ModelText):
         # Metrics of the latest generate or logits. Concurrent calls count each other's rows.
         self.stats: GenerationStats = GenerationStats(engine=plan.engine, provider=plan.provider)
         self.engine = engine  # for callers that measure, or feed tokens themselves
-        self._prefixes, self._closed = prefixes, False
+        self._prefixes = prefixes
         # Edits of the running `edited` blocks. All threads share them; each removes only its own.
         self._open_edits: dict[object, tuple[Edit, ...]] = {}
         self._overlay: Overlay | None = None  # of the latest edits
@@ -265,11 +265,10 @@ class Answering(ModelText):
         Any thread may call it. A step that is running completes first. Later uses of the model raise
         InputError. In a forked process it does nothing, because the parent process owns the model.
         """
-        first, self._closed = not self._closed, True
         if self._opened_chat is not None:
             self._opened_chat.close()
         try:
-            if first and not self.engine.forked:
+            if not self.engine.forked:
                 self._prefixes.close()
         finally:
             self.engine.close()

@@ -85,7 +85,7 @@ class Engine:
         return os.getpid() != self._process
 
     def check_usable(self) -> None:
-        if os.getpid() != self._process:
+        if self.forked:
             raise InputError(
                 f"this model was loaded in process {self._process} and cannot be used in process "
                 f"{os.getpid()}, a fork of it; load it again in this one"
@@ -98,8 +98,7 @@ class Engine:
 
         It is not a context manager, because an interrupt at the start of __exit__ would leave the lock held.
         """
-        if self._closing or os.getpid() != self._process:
-            self.check_usable()  # without the lock, which may be held forever after a fork
+        self.check_usable()  # without the lock, which may be held forever after a fork
         with self._lock:
             self.check_usable()  # again, because another thread may have closed it meanwhile
             if self._busy:

@@ -34,8 +34,7 @@ class Model(Answering):
         """Start a conversation, or continue `messages`. Arguments: see chat_prompt. Raises InputError for bad messages."""
         from stem_edge.runtime.conversations.conversation import Conversation
 
-        length = self.plan.context_length
-        return Conversation(self, self.engine, length, self.generate, messages, template_arguments)
+        return Conversation(self, messages, template_arguments)
 
     def generate_many(
         self,

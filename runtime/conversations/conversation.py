@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.request import Chunk
 from stem_edge.runtime.text.chat import Messages
 from stem_edge.text.messages import Object, checked_messages
 from stem_edge.text.thoughts import LAST_TOKENS, ThoughtParser
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.answering import Answering
 
 
 class Conversation:
@@ -30,17 +31,10 @@ class Conversation:
     """
 
     def __init__(
-        self,
-        text: ModelText,
-        engine: Engine,
-        context_length: int,
-        generate: Callable[..., Generator[Chunk]],
-        messages: Messages,
-        template_arguments: Mapping[str, Any] | None,
+        self, model: Answering, messages: Messages, template_arguments: Mapping[str, Any] | None
     ) -> None:
         self.messages = checked_messages(messages) if messages else []
-        self._text, self._engine, self._generate = text, engine, generate
-        self._context_length, self._template_arguments = context_length, template_arguments
+        self._model, self._template_arguments = model, template_arguments
         # Weak, so that an answer ends and gives its KV cache back when its iterator is dropped.
         self._answer: weakref.ref[Generator[Chunk]] | None = None
 
@@ -83,13 +77,13 @@ class Conversation:
     ) -> Generator[Chunk]:
         self.close()
         ids, params, parser = self.prompt(history), params_of(params, options), None
-        thoughts = self._text.chat.thoughts if params.grammar is None else None
+        thoughts = self._model.chat.thoughts if params.grammar is None else None
         if thoughts is not None:
             kept = (*params.kept_special_tokens, *thoughts.special)
             params = replace(params, kept_special_tokens=kept)
-            end = self._text.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
+            end = self._model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
             parser = thoughts.parser(end)
-        answer = self._keep(history, self._generate(ids, params), parser)
+        answer = self._keep(history, self._model.generate(ids, params), parser)
         self._answer = weakref.ref(answer)
         return answer
 
@@ -117,8 +111,8 @@ class Conversation:
 
     def prompt(self, messages: list[Object]) -> list[int]:
         """Return the token ids of messages, rendered by the chat template up to the start of an answer."""
-        model = self._text
-        self._engine.check_usable()
+        model = self._model
+        model.engine.check_usable()
         if model.has_chat_template:
             text: str = model.chat_prompt(messages, template_arguments=self._template_arguments)
         else:
@@ -126,7 +120,7 @@ class Conversation:
         ids = model.tokenize(text)
         if not text:
             raise InputError("the conversation is empty; give some text")
-        held, most = self._context_length, model.config.max_context
+        held, most = model.plan.context_length, model.config.max_context
         if len(ids) > held:
             larger = f", or load with a larger context_length (up to {most})" * (held < most)
             raise InputError(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,34 +92,20 @@ class PrefixFile:
     own: True if no other user can have written the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = disk.open_file(path)
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self.size = descriptor, disk.size(descriptor)
+        self.own = is_own(os.fstat(descriptor))
         try:
-            self.size = disk.size(self._descriptor)
-            self.own = is_own(os.fstat(self._descriptor))
-            try:
-                self.prompt, self._tensors = self._read_header()
-            except (
-                ValueError,
-                TypeError,
-                LookupError,
-                ArithmeticError,
-                RecursionError,
-                AttributeError,
-            ) as error:
-                raise UnusableError("not a prefix") from error
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        disk.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self.prompt, self._tensors = self._read_header()
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            AttributeError,
+        ) as error:
+            raise UnusableError("not a prefix") from error
 
     def fits(self, views: Sequence[npt.NDArray[Any]]) -> bool:
         """True if the file's keys and values have the types and widths of these arrays.

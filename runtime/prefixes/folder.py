@@ -81,21 +81,18 @@ class PrefixFolder:
         After False, the contents of the context are undefined.
         """
         with self._lock:
-            return self._read(path, tokens, context)
-
-    def _read(self, path: Path, tokens: int, context: BackendContext) -> bool:
-        try:
-            with PrefixFile(path) as file:
-                if not file.own:
-                    raise UnusableError("another user's file")
-                restore(file, tokens, context)
-            os.utime(path)  # the time of its last use
-        except (OSError, UnusableError) as error:
-            self._files().pop(path, None)
-            if isinstance(error, UnusableError) and not isinstance(error, OtherFormError):
-                _remove_own(path)
-            return False
-        return True
+            try:
+                with disk.opened(path) as descriptor:
+                    if not (file := PrefixFile(descriptor)).own:
+                        raise UnusableError("another user's file")
+                    restore(file, tokens, context)
+                os.utime(path)  # the time of its last use
+                return True
+            except (OSError, UnusableError) as error:
+                self._files().pop(path, None)
+                if isinstance(error, UnusableError) and not isinstance(error, OtherFormError):
+                    _remove_own(path)
+                return False
 
     def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
         """Save the KV cache of a prompt's first `computed` tokens, if enough and not yet saved."""
@@ -138,15 +135,15 @@ class PrefixFolder:
             if not PREFIX_NAME.fullmatch(path.name):
                 continue
             try:
-                with PrefixFile(path) as file:
-                    saved, own = file.prompt, file.own
+                with disk.opened(path) as descriptor:
+                    file = PrefixFile(descriptor)
             except UnusableError:
                 _remove_own(path)
             except OSError:
                 continue
             else:
-                if own:
-                    yield path, saved
+                if file.own:
+                    yield path, file.prompt
 
     def _is_private(self, *, make: bool = False) -> bool:
         """True if only this user can write to the folder. make: create it if missing. Raises OSError."""

@@ -228,7 +228,11 @@ def _best(contexts: Sequence[Context], prompt: PromptKey) -> tuple[Context | Non
     """Return the context with most reusable tokens of a prompt, and their number, or (None, 0)."""
     if not contexts:
         return None, 0
-    from stem_edge.runtime.prefixes.reuse import reusable_of  # where anything is cached
+    from stem_edge.runtime.prefixes.reuse import reusable  # where anything is cached
 
-    found = max(((one, reusable_of(one, prompt)) for one in contexts), key=itemgetter(1))
+    def tokens(one: Context) -> int:
+        resumes = one.backend.resumes(len(prompt.token_ids))
+        return reusable(one.prompt, one.computed, prompt, resumes, one.backend.settled)
+
+    found = max(((one, tokens(one)) for one in contexts), key=itemgetter(1))
     return found if found[1] else (None, 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stem_edge.runtime.backends.interface import Resumes
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.backends.context import Context, PromptKey
+    from stem_edge.runtime.backends.context import PromptKey
 
 LEAST_COMPUTED = 2
 # onnxruntime's attention splits the tokens of a step into blocks, whose size is a multiple of this number.
@@ -20,12 +20,6 @@ def same_start(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the length of the common prefix of two sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
-def reusable_of(context: Context, prompt: PromptKey) -> int:
-    backend = context.backend
-    resumes = backend.resumes(len(prompt.token_ids))
-    return reusable(context.prompt, context.computed, prompt, resumes, backend.settled)
 
 
 def reusable(
@@ -43,7 +37,7 @@ def reusable(
     - otherwise ("steps"): in both prompts a step begins at n, and all steps before n are the same.
     Kernels may depend on all tokens of a step, and on tokens that a window has dropped.
     """
-    if not resumes or not prompt.token_ids or kept.prefill != prompt.prefill:
+    if not resumes or kept.prefill != prompt.prefill:
         return 0
     alike = same_start(kept.token_ids, prompt.token_ids)
     places = kept.lookups.keys() | prompt.lookups.keys()

@@ -65,10 +65,6 @@ class RowStore:
     def _piece(self, number: int) -> ByteRange:
         if not self._starts:
             raise InputError("the table store is closed; open it again")
-        if not 0 <= number < self.layout.records:
-            raise InputError(
-                f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
-            )
         shard = bisect_right(self._starts, number) - 1
         stride = self._grids[shard].stride
         return ByteRange(shard, (number - self._starts[shard]) * stride, stride)

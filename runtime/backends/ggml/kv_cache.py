@@ -7,7 +7,7 @@ window any more. Keys are rotated (RoPE) before they are stored, so the order of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -38,24 +38,20 @@ class KvCache(BackendContext):
         }
         own = config.layers[: config.own_kv_layers]
         lines = [(one.n_kv_heads * one.head_dim, self.rings[one.window].capacity) for one in own]
-        sizes = [rounded(cells) * kind.row_nbytes(width) for width, cells in lines for _ in "kv"]
-        data = page_aligned((sum(sizes),))
+        shapes = [(rounded(n), kind.row_nbytes(width)) for width, n in lines for _ in "kv"]
+        data = page_aligned((sum(map(prod, shapes)),))
         self._memory = MappedBuffer(ggml, data)
-        self._arena = Arena(ggml, len(sizes))
+        self._arena = Arena(ggml, len(shapes))
         made = [self._arena.tensor(kind, width, rounded(n)) for width, n in lines for _ in "kv"]
-        for tensor, offset in zip(made, accumulate(sizes, initial=0), strict=False):
-            self._memory.place(tensor, offset)
+        self._arrays, at = list[U8](), 0  # keys and values of each layer [cells, bytes of a cell]
+        for tensor, shape in zip(made, shapes, strict=True):
+            self._memory.place(tensor, at)
+            self._arrays.append(data[at : at + prod(shape)].reshape(shape))
+            at += prod(shape)
         # [layer], each a tensor [n_kv_heads * head_dim, cells]
         self.type, self.keys, self.values = kind, made[0::2], made[1::2]
         self._cells = [(2 * kind.row_nbytes(width), cells) for width, cells in lines]
         self._filled = 0
-        ends = accumulate(sizes, initial=0)
-        each = [(kind.row_nbytes(width), rounded(cells)) for width, cells in lines for _ in "kv"]
-        # Keys and values of each layer [cells, bytes of a cell]
-        self._arrays = [
-            data[at : at + row * cells].reshape(cells, row)
-            for at, (row, cells) in zip(ends, each, strict=False)
-        ]
 
     @property
     def nbytes(self) -> int:
