@@ -230,13 +230,15 @@ def test_the_least_used_rows_leave_the_cache(shared: Path) -> None:
     """Of rows that are used alike, the one whose last use is longest ago; uses are halved at times."""
     slots, rng, uses, last = 8, np.random.default_rng(0), Counter[int](), dict[int, int]()
     with stem_edge.load(models.bundle_of("stem", ORT, shared), threads=1, slots=slots) as model:
-        for now in range(1, 601):
-            token = 10 + min(int(rng.zipf(1.3)), 60) + now // 150
-            model.logits([token])
+        left = AGEING_USES_PER_SLOT * slots
+        for now in range(900):
+            token, times = 10 + min(int(rng.zipf(1.3)), 14) + now // 200, 1 + now % 3 % 2
+            model.logits([token] * times)
             assert model.stats.row_misses == (token not in last)
-            uses[token] += 1
-            if now % (AGEING_USES_PER_SLOT * slots) == 0:
+            uses[token] += times
+            if (left := left - times) <= 0:
                 uses = Counter({one: count // 2 for one, count in uses.items()})
+                left = AGEING_USES_PER_SLOT * slots
             if token not in last and len(last) == slots:
                 del last[min(last, key=lambda one: (uses[one], last[one]))]
             last[token] = now
