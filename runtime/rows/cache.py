@@ -120,7 +120,3 @@ class RowCache:
         if count == 1:
             return np.array([order.argmin()], np.intp)
         return np.argpartition(order, count - 1)[:count]
-
-    def forget(self, records: I64) -> None:
-        slots, there = self._look_up(records)
-        self._unlink(slots[there])

@@ -70,17 +70,14 @@ class EditedStore:
         """Queue row ids from `make` for release, one for each use. Any thread may call it."""
         self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
 
-    def unused(self) -> I64:
-        """Return the numbers of added records that no running call uses any more."""
-        if not self._released:
-            return np.empty(0, np.int64)
+    def forget_unused(self) -> None:
+        """Delete added records that no running call uses any more. A concurrent read of them fails.
+
+        Can be interrupted at any point. Row cache slots with these records become the least used.
+        """
         while self._released:
             self._users[self._released.popleft() - self.tokens + self.layout.records] -= 1
-        return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
-
-    def forget(self, numbers: I64) -> None:
-        """Delete added records by record number. A concurrent read of these numbers fails."""
-        for number in numbers.tolist():
+        for number in [number for number, users in self._users.items() if users <= 0]:
             lookup = self._lookups.get(number)
             if lookup is not None and self._numbers.get(lookup) == number:
                 del self._numbers[lookup]

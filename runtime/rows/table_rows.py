@@ -155,20 +155,11 @@ class TableRows(Rows):
             self.store = edits = self._edits = EditedStore(self._tables)
         made = edits.make(lookups)
         try:
-            self._forget_unused(edits)
+            edits.forget_unused()
         except BaseException:
             edits.release(made.tolist())
             raise
         return made
-
-    def _forget_unused(self, edits: EditedStore) -> None:
-        """Delete records of edits that no call uses any more. Can be interrupted at any point."""
-        gone = edits.unused()
-        if not len(gone):
-            return
-        self._asked = None
-        self.cache.forget(gone)
-        edits.forget(gone)
 
     def release(self, row_ids: Sequence[int]) -> None:
         if self._edits is not None:
