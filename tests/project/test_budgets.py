@@ -181,9 +181,9 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_402),
+    "package, lines": Budget(package_lines, 40_350),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_469),
-    "tests, lines": Budget(lambda: lines_in("tests"), 36_305),
+    "tests, lines": Budget(lambda: lines_in("tests"), 36_066),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_755),
     "classes": Budget(package_classes, 353),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
@@ -197,7 +197,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 75)
-PLAIN_LINES = Budget(int, 8_592)
+PLAIN_LINES = Budget(int, 8_561)
 
 
 def test_the_tree_does_not_grow() -> None:
