@@ -48,14 +48,15 @@ def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> 
         raise InputError(f"window is {asked} tokens; {bundle.path} takes 1 to {context}")
     found = split(bundle, text, lines=lines)
     ids = [each for _, each in found]
-    longest = max(len(each) - 1 for each in ids)  # not the last token, because none comes after it
+    # Not the last token of a document, because none comes after it.
+    window = min(asked, max(len(each) - 1 for each in ids))
     return ScoringTask(
         text=text,
         lines=lines,
         token_ids=ids,
         nbytes=sum(len(each.encode()) for each, _ in found),
-        window=min(asked, longest),
-        stride=max(1, asked // 2),
+        window=window,
+        stride=max(1, window // 2),
     )
 
 

@@ -99,7 +99,7 @@ def test_figures_are_the_plain_formula(lines: bool, window: int | None, stride: 
     assert found.nbytes == sum(len(text.encode()) + lines for text in texts)
     assert found.bits_per_byte == pytest.approx(bits / found.nbytes, rel=1e-9)
     if window is None and not lines:
-        assert (found.window, found.stride) == (tokens, 128)
+        assert (found.window, found.stride) == (tokens, tokens // 2)
     assert found.divergence is None
 
 
