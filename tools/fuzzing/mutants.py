@@ -6,7 +6,6 @@ refuse every mutant otherwise. `join` packs several files into one input.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import struct
@@ -23,7 +22,6 @@ CRC_NBYTES = 4
 BORDERS = [0, 1, 2, 7, 8, 31, 32, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 65536]
 BORDERS += [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
 PART = re.compile(rb"== ([a-z_./0-9]{1,80}) (\d{1,9})\n")
-EDIT = re.compile(rb'"sha256": *"([0-9a-f]*)", *"edit": *(.*)\}\n?$', re.DOTALL)
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[-+.\w]+|[\[\]{}]')
 COLON = re.compile(rb"\s*:\s*")
 WORD = re.compile(rb"\w+|\s+|\{[%{#]-?|-?[%}#]\}|.", re.DOTALL)
@@ -172,16 +170,6 @@ def _change_index(random: Random, data: bytes, other: bytes) -> bytes:
 
 def _crc(data: bytes) -> bytes:
     return int(google_crc32c.value(data)).to_bytes(CRC_NBYTES, "little")
-
-
-def change_edit(random: Random, data: bytes, other: bytes) -> bytes:
-    """Change the edit in an edit file; its checksum is correct most of the time."""
-    found, donor = EDIT.search(data), EDIT.search(other)
-    if found is None or donor is None or random.random() < 0.15:
-        return change_json(random, data, other)
-    content = change_json(random, found[2], donor[2])
-    digest = hashlib.sha256(content).hexdigest().encode()
-    return data[: found.start(1)] + digest + b'", "edit": ' + content + b"}\n"
 
 
 def change_safetensors(random: Random, data: bytes, other: bytes) -> bytes:

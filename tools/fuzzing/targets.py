@@ -163,7 +163,7 @@ TARGETS = {
         mutants.change_store,
         _store,
     ),
-    "edit": Target("an edit file", "x.edit", mutants.change_edit, _edit),
+    "edit": Target("an edit file", "x.edit", mutants.change_json, _edit),
     "safetensors": Target(
         "a safetensors file of a checkpoint",
         "x.safetensors",

@@ -5,7 +5,6 @@ No lines of the catalogue; the contract is the same.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -24,19 +23,15 @@ from stem_edge.files import disk
 
 MADE_FOR = "0123456789abcdef" * 4
 CONTENT: dict[str, Any] = {
+    "format_version": 2,
     "made_for": MADE_FOR,
     "change": {"type": "replacement", "source": "Spain", "target": "Germany"},
     "layers": [1, 2],
 }
 
 
-def sealed(content: Any = None, **changes: Any) -> bytes:
-    """Make a file with a correct checksum and any content."""
-    text = content
-    if not isinstance(text, bytes):
-        text = json.dumps((content or CONTENT) | changes).encode()
-    checksum = hashlib.sha256(text).hexdigest()
-    return f'{{"format_version": 1, "sha256": "{checksum}", "edit": '.encode() + text + b"}"
+def made(**changes: Any) -> bytes:
+    return json.dumps(CONTENT | changes).encode()
 
 
 def not_read(folder: Path, data: bytes, *naming: str) -> None:
@@ -45,13 +40,16 @@ def not_read(folder: Path, data: bytes, *naming: str) -> None:
     refused(lambda: read_edit(path), EditError, path, *naming, kept=[folder])
 
 
-TEXT = json.dumps(CONTENT).encode()
-NO_EDIT = "not an edit of format 1"
+NO_EDIT = "not an edit of format 2"
+
+
+def without(name: str) -> bytes:
+    return json.dumps({n: v for n, v in CONTENT.items() if n != name}).encode()
 
 
 def change(**fields: Any) -> bytes:
     """Make a file whose replacement has these fields, too."""
-    return sealed(change=CONTENT["change"] | fields)
+    return made(change=CONTENT["change"] | fields)
 
 
 OTHER_TYPES: list[Any] = [None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}]
@@ -60,38 +58,34 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", NO_EDIT), "zeros": (bytes(100), NO_EDIT), "null": (b"null", NO_EDIT),
     "a list": (b"[]", NO_EDIT), "no fields": (b"{}", NO_EDIT), "a text": (b'"edit"', NO_EDIT),
     "UTF-16": (b"\xff\xfe{}", NO_EDIT), "a zip file": (b"PK\x03\x04", NO_EDIT),
-    "no UTF-8": (sealed().replace(b'"sha256": "', b'"sha256": "\xff'), NO_EDIT),
-    "an unknown field of the file": (sealed()[:-1] + b', "more": 1}', NO_EDIT),
-    "another checksum": (sealed().replace(b"Spain", b"Spein"), "its sha256 is"),
-    "no edit": (b'{"format_version": 1, "sha256": ""}', "required field `edit`"),
-    "no version": (b'{"edit": {}, "sha256": ""}', "required field `format_version`"),
-    "a newer version": (b'{"format_version": 2, "sha1024": "x", "edit": {}}', "upgrade stem-edge"),
-    "no tables": (sealed(TEXT.replace(b"made_for", b"made")), "made"),
-    "no change": (sealed({"made_for": MADE_FOR, "layers": [1]}), "change"),
-    "no layers": (sealed({n: v for n, v in CONTENT.items() if n != "layers"}), "layers"),
-    "an unknown field": (sealed(run="rm"), NO_EDIT),
+    "no UTF-8": (made().replace(b"Spain", b"Sp\xffin"), NO_EDIT),
+    "an older version": (b'{"format_version": 1, "sha256": "x", "edit": {}}', "make it again"),
+    "a newer version": (made(format_version=3, sha1024="x"), "upgrade stem-edge"),
+    "no tables": (without("made_for"), "required field `made_for`"),
+    "no change": (without("change"), "required field `change`"),
+    "no layers": (without("layers"), "required field `layers`"),
+    "an unknown field": (made(run="rm"), NO_EDIT),
     "an unknown change": (change(type="python"), NO_EDIT),
     "an unknown field of the change": (change(hook="x"), NO_EDIT),
     "an unknown scheme": (change(scheme="best"), NO_EDIT),
-    "an empty list of layers": (sealed(layers=[]), "layers none are not ascending"),
-    "a layer twice": (sealed(layers=[1, 1]), NO_EDIT),
-    "layers that descend": (sealed(layers=[*range(9, -1, -1)]), "layers 9,8,7,6,5,4,3,2 are not asc"),
+    "an empty list of layers": (made(layers=[]), "layers none are not ascending"),
+    "a layer twice": (made(layers=[1, 1]), NO_EDIT),
+    "layers that descend": (made(layers=[*range(9, -1, -1)]), "layers 9,8,7,6,5,4,3,2 are not asc"),
     "a long version": (b'{"format_version": ' + b"9" * 100_000 + b"}", NO_EDIT),
 }  # fmt: skip
 for opening, closing in ((b"[", b"]"), (b'{"edit":', b"}"), (b'[{"a":[', b"]}]")):
     kind, deep = opening.decode(), opening * 40 + b"1" + closing * 40
     REFUSED |= {
         f"40 {kind}": (deep, NO_EDIT),
-        f"40 {kind} in the edit": (sealed(deep), NO_EDIT),
+        f"40 {kind} in the edit": (made().replace(b"[1, 2]", deep), NO_EDIT),
         f"100,000 {kind}": (opening * 100_000, NO_EDIT),
-        f"100,000 {kind} in the edit": (sealed(opening * 10**5 + b"1" + closing * 10**5), NO_EDIT),
-        f"endless {kind} in the edit": (sealed()[:90] + opening * 100_000, NO_EDIT),
+        f"endless {kind} in the edit": (made()[:90] + opening * 100_000, NO_EDIT),
     }
 for text in ("a\nb\x1b[31m", "x" * 100_000, "\u202e\u2028"):
-    REFUSED[f"a message with {text[:5]!r}"] = sealed(**{text: 1}), NO_EDIT
+    REFUSED[f"a message with {text[:5]!r}"] = made(**{text: 1}), NO_EDIT
 for field in ("made_for", "change", "layers", "scope"):
     for value in OTHER_TYPES:
-        REFUSED[f"{field} is {value}"] = sealed(**{field: value}), NO_EDIT
+        REFUSED[f"{field} is {value}"] = made(**{field: value}), NO_EDIT
 for number in (
     "1e400",
     "-1e400",
@@ -105,9 +99,9 @@ for number in (
 ):
     said = number.encode()
     REFUSED |= {
-        f"version {number[:9]}": (sealed().replace(b'n": 1', b'n": ' + said), ""),
-        f"layer {number[:9]}": (sealed(TEXT.replace(b"[1, 2]", b"[" + said + b"]")), NO_EDIT),
-        f"pad {number[:9]}": (sealed(TEXT.replace(b'"so', b'"pad": ' + said + b', "so')), NO_EDIT),
+        f"version {number[:9]}": (made().replace(b'n": 2', b'n": ' + said), NO_EDIT),
+        f"layer {number[:9]}": (made().replace(b"[1, 2]", b"[" + said + b"]"), NO_EDIT),
+        f"pad {number[:9]}": (made().replace(b'"so', b'"pad": ' + said + b', "so'), NO_EDIT),
     }
 
 
@@ -140,7 +134,7 @@ def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    (tmp_path / "an.edit").write_bytes(sealed())
+    (tmp_path / "an.edit").write_bytes(made())
     monkeypatch.setattr(disk, "pread", fail)
     refused(lambda: read_edit(tmp_path / "an.edit"), EditError, "Input/output error")
 
@@ -153,7 +147,7 @@ def bundle(tiny_bundle: Path) -> Bundle:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty current folder; edits outside of it must not be found by name."""
-    (tmp_path / "secret.edit").write_bytes(sealed())
+    (tmp_path / "secret.edit").write_bytes(made())
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     yield tmp_path / "here"
@@ -172,7 +166,7 @@ def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path
     path = tmp_path / "an.edit"
     with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
         before = model.generate_text([1, 2, 3], max_new_tokens=4)
-        for data in (sealed(), sealed(layers=[1]), b"[" * 10**5, b""):
+        for data in (made(), made(layers=[1]), b"[" * 10**5, b""):
             path.write_bytes(data)
             with pytest.raises(EditError), model.edited(path):
                 pass
