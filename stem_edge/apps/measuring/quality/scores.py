@@ -48,8 +48,7 @@ def make_task(bundle: Bundle, text: str, *, lines: bool, window: int | None) -> 
         raise InputError(f"window is {asked} tokens; {bundle.path} takes 1 to {context}")
     found = split(bundle, text, lines=lines)
     ids = [each for _, each in found]
-    # Not the last token of a document, because none comes after it.
-    window = min(asked, max(len(each) - 1 for each in ids))
+    window = min(asked, max(map(len, ids)) - 1)  # nothing comes after the last token
     return ScoringTask(
         text=text,
         lines=lines,
