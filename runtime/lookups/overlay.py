@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.edit_files.file import Edit, Replacement
+from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.bundle.edit_files.schemes import align, fits
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
@@ -136,22 +136,21 @@ def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
     """
     if edit.scope != "everywhere":
         return {}
-    change = edit.change
-    sources = {before: tokens_after(codec, before, change.source) for before in BEFORE}
+    sources = {before: tokens_after(codec, before, edit.source) for before in BEFORE}
     least = min(map(len, sources.values()))
     found: dict[int, Row] = {}
     for before, source in sources.items():
         if len(source) == least:
-            found = _of_tokens(change, source, lookups(codec, change, least, before)) | found
+            found = _of_tokens(edit, source, lookups(codec, edit, least, before)) | found
     return {token: dict.fromkeys(edit.layers, lookup) for token, lookup in found.items()}
 
 
-def _of_tokens(change: Replacement, source: Sequence[int], found: Sequence[Row]) -> dict[int, Row]:
+def _of_tokens(edit: Edit, source: Sequence[int], found: Sequence[Row]) -> dict[int, Row]:
     of_token: dict[int, Row] = {}
     for token, lookup in zip(source, found, strict=True):
         if of_token.setdefault(token, lookup) != lookup:
             raise InputError(
-                f"token {token} is in {change.source!r} twice and would look up two things; use "
+                f"token {token} is in {edit.source!r} twice and would look up two things; use "
                 "scope positions, or scheme average"
             )
     return of_token
@@ -167,33 +166,32 @@ def at_positions(
     """
     if edit.scope != "positions":
         return {}
-    change = edit.change
     found: dict[int, ByLayer] = {}
     # Cached, because a prompt may contain the source a thousand times.
     known: dict[tuple[int, str], list[Row]] = {}  # (tokens of the source, text before it)
-    for start, stop, before in find_spans(codec, token_ids, change.source, text):
+    for start, stop, before in find_spans(codec, token_ids, edit.source, text):
         key = (stop - start, before)
         if key not in known:
-            known[key] = lookups(codec, change, *key)
+            known[key] = lookups(codec, edit, *key)
         for place, lookup in enumerate(known[key], start):
             found[place] = dict.fromkeys(edit.layers, lookup)
     return found
 
 
-def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Row]:
+def lookups(codec: TextCodec, edit: Edit, length: int, before: str) -> list[Row]:
     """Return the rows that the `length` tokens of the source text look up, if `before` precedes it."""
-    target = target_tokens(codec, change, length, before)
-    return align(change.scheme, length, target, pad=change.pad)
+    target = target_tokens(codec, edit, length, before)
+    return align(edit.scheme, length, target, pad=edit.pad)
 
 
-def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
-    """Return the token ids of `change.target`, as few as `change.scheme` allows.
+def target_tokens(codec: TextCodec, edit: Edit, length: int, before: str) -> list[int]:
+    """Return the token ids of `edit.target`, as few as `edit.scheme` allows.
 
     Two tokenizations are tried: after the text `before`, and after a space. If the scheme allows
     neither, the shorter one is returned. length: number of source tokens. Models know a name better
     by one whole token than by pieces that other names share.
     """
-    candidates = [tokens_after(codec, text, change.target) for text in (before, " ")]
+    candidates = [tokens_after(codec, text, edit.target) for text in (before, " ")]
     candidates.sort(key=len)
-    fitting = (ids for ids in candidates if fits(change.scheme, length, len(ids)))
+    fitting = (ids for ids in candidates if fits(edit.scheme, length, len(ids)))
     return next(fitting, candidates[0])

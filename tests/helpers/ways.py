@@ -20,7 +20,7 @@ from servers import client_of, compute_of, wait_for
 
 import stem_edge
 from stem_edge.apps.serving import app
-from stem_edge.bundle.edit_files.file import Edit, Replacement, tables_id
+from stem_edge.bundle.edit_files.file import Edit, tables_id
 from stem_edge.errors import InputError
 from stem_edge.numerics.distributions import divergence
 from stem_edge.runtime import Model
@@ -206,9 +206,8 @@ def edited(case: Case) -> None:
         made_for, layers = tables_id(bundle), bundle.manifest.model.stem_layers
         edits, swap = list[Edit](), dict[int, int]()
         for one, other in zip(texts, [*texts[1:], texts[0]], strict=True):
-            change = Replacement(source=one, target=other)
-            options: Any = {"change": change, "layers": layers, "scope": "everywhere"}
-            edits.append(Edit(made_for=made_for, **options))
+            options: Any = {"layers": layers, "scope": "everywhere"}
+            edits.append(Edit(made_for=made_for, source=one, target=other, **options))
             places = reversed(BEFORE)  # of two places, the first decides
             swap |= {last(before + one): last(before + other) for before in places}
         for ids in case.prompts[:2]:

@@ -181,11 +181,11 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_341),
+    "package, lines": Budget(package_lines, 40_333),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_457),
-    "tests, lines": Budget(lambda: lines_in("tests"), 36_059),
+    "tests, lines": Budget(lambda: lines_in("tests"), 36_049),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_755),
-    "classes": Budget(package_classes, 352),
+    "classes": Budget(package_classes, 351),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 66),
     "options of load": Budget(lambda: len(get_type_hints(LoadKeywords)), 16),

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from pathlib import Path
 
-from stem_edge.bundle.edit_files.file import MAX_TEXT, SCOPES, Edit, Replacement, Scope, tables_id
+from stem_edge.bundle.edit_files.file import MAX_TEXT, SCOPES, Edit, Scope, tables_id
 from stem_edge.bundle.edit_files.schemes import Scheme
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
@@ -48,9 +48,15 @@ def make_edit(
         raise InputError(f"scope is {scope!r}; expected one of {', '.join(SCOPES)}")
     codec, model = TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model
     pad = next(iter(model.eos_ids), None) if model.bos_id is None else model.bos_id
-    change = Replacement(source=source, target=target, scheme=scheme, pad=pad)
-    chosen = _layers(bundle, layers)
-    edit = Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope=scope)
+    edit = Edit(
+        made_for=tables_id(bundle),
+        source=source,
+        target=target,
+        scheme=scheme,
+        pad=pad,
+        layers=_layers(bundle, layers),
+        scope=scope,
+    )
     for text in (target, source):
         tokens_after(codec, " ", text)  # raises if the tokenizer cannot represent it
     # Apply the edit to a text with the source: raises if source and target do not fit.

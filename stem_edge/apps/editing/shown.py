@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from stem_edge.bundle.edit_files.file import Edit, Replacement
+from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
@@ -21,27 +21,27 @@ WIDTH = 24  # columns of a token's text
 
 
 def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
-    change, layers = edit.change, f"STEM layers {','.join(map(str, edit.layers))}"
-    texts = f"{printable(change.source)} -> {printable(change.target)}"
-    yield f"{texts}: scheme {change.scheme}, scope {edit.scope}, {layers}"
+    layers = f"STEM layers {','.join(map(str, edit.layers))}"
+    texts = f"{printable(edit.source)} -> {printable(edit.target)}"
+    yield f"{texts}: scheme {edit.scheme}, scope {edit.scope}, {layers}"
     codec, sources = TextCodec(bundle.file(TOKENIZER)), dict[tuple[int, ...], str]()
     for before in PLACES:
         with suppress(InputError):  # a tokenizer may have no tokens for the text in some place
-            sources.setdefault(tuple(tokens_after(codec, before, change.source)), before)
+            sources.setdefault(tuple(tokens_after(codec, before, edit.source)), before)
     shortest = min(map(len, sources), default=0)
     for source, before in sources.items():
         if edit.scope == "everywhere" and len(source) > shortest:
             continue  # this scope changes only the shortest split into tokens
         try:
-            said = _looked_up(codec, change, source, before)
+            said = _looked_up(codec, edit, source, before)
         except InputError as error:
             said = f"no fit, so such prompts are refused ({error})"
         yield f"{PLACES[before]}: {said}"
 
 
-def _looked_up(codec: TextCodec, change: Replacement, source: Sequence[int], before: str) -> str:
+def _looked_up(codec: TextCodec, edit: Edit, source: Sequence[int], before: str) -> str:
     """Describe which table rows each token of the source text looks up. before: text before it."""
-    found = lookups(codec, change, len(source), before)
+    found = lookups(codec, edit, len(source), before)
     pairs = [
         (_names(codec, [token]), _names(codec, each))
         for token, each in zip(source, found, strict=True)

@@ -33,21 +33,6 @@ MAX_TEXT = 4096  # characters of a source or target
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 
 
-class Replacement(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="replacement"
-):
-    """Change that makes the tokens of one text look up the table rows of another text.
-
-    scheme: which target token each source token uses (schemes.py). pad: id of the token that fills
-    up a shorter target.
-    """
-
-    source: Name
-    target: Name
-    scheme: Scheme = "auto"
-    pad: Index | None = None
-
-
 class Edit(
     msgspec.Struct,
     frozen=True,
@@ -56,11 +41,14 @@ class Edit(
     tag_field="format_version",
     tag=FORMAT_VERSION,
 ):
-    """Change of the table rows that tokens use, made for one bundle by stem_edge.make_edit."""
+    """Makes the tokens of one text look up the table rows of another text; made by make_edit."""
 
     # hash of the tables, see tables_id
     made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    change: Replacement  # which tokens use the rows of which other tokens
+    source: Name  # text whose tokens use other rows
+    target: Name  # text whose rows they use
+    scheme: Scheme = "auto"  # which token of the target each token of the source uses
+    pad: Index | None = None  # id of the token that fills up a shorter target
     layers: tuple[Index, ...]  # STEM layers whose rows the edit changes, ascending
     # "positions": only where the source text occurs. "everywhere": wherever its tokens occur.
     scope: Scope = "positions"
@@ -166,5 +154,5 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
             f"this edit names layer {min(unknown)}, which is not a STEM layer of {bundle.path}; "
             "make it again for this bundle"
         )
-    if (pad := edit.change.pad) is not None and pad >= model.vocab_size:
+    if (pad := edit.pad) is not None and pad >= model.vocab_size:
         raise EditError(f"this edit names token {pad}; expected 0 to {model.vocab_size - 1}")

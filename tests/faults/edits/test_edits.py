@@ -25,7 +25,8 @@ MADE_FOR = "0123456789abcdef" * 4
 CONTENT: dict[str, Any] = {
     "format_version": 2,
     "made_for": MADE_FOR,
-    "change": {"type": "replacement", "source": "Spain", "target": "Germany"},
+    "source": "Spain",
+    "target": "Germany",
     "layers": [1, 2],
 }
 
@@ -47,11 +48,6 @@ def without(name: str) -> bytes:
     return json.dumps({n: v for n, v in CONTENT.items() if n != name}).encode()
 
 
-def change(**fields: Any) -> bytes:
-    """Make a file whose replacement has these fields, too."""
-    return made(change=CONTENT["change"] | fields)
-
-
 OTHER_TYPES: list[Any] = [None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}]
 # Names of cases, what the files hold, and what the message says.
 REFUSED: dict[str, tuple[bytes, str]] = {
@@ -62,12 +58,11 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "an older version": (b'{"format_version": 1, "sha256": "x", "edit": {}}', "make it again"),
     "a newer version": (made(format_version=3, sha1024="x"), "upgrade stem-edge"),
     "no tables": (without("made_for"), "required field `made_for`"),
-    "no change": (without("change"), "required field `change`"),
+    "no source": (without("source"), "required field `source`"),
+    "no target": (without("target"), "required field `target`"),
     "no layers": (without("layers"), "required field `layers`"),
     "an unknown field": (made(run="rm"), NO_EDIT),
-    "an unknown change": (change(type="python"), NO_EDIT),
-    "an unknown field of the change": (change(hook="x"), NO_EDIT),
-    "an unknown scheme": (change(scheme="best"), NO_EDIT),
+    "an unknown scheme": (made(scheme="best"), NO_EDIT),
     "an empty list of layers": (made(layers=[]), "layers none are not ascending"),
     "a layer twice": (made(layers=[1, 1]), NO_EDIT),
     "layers that descend": (made(layers=[*range(9, -1, -1)]), "layers 9,8,7,6,5,4,3,2 are not asc"),
@@ -83,7 +78,7 @@ for opening, closing in ((b"[", b"]"), (b'{"edit":', b"}"), (b'[{"a":[', b"]}]")
     }
 for text in ("a\nb\x1b[31m", "x" * 100_000, "\u202e\u2028"):
     REFUSED[f"a message with {text[:5]!r}"] = made(**{text: 1}), NO_EDIT
-for field in ("made_for", "change", "layers", "scope"):
+for field in ("made_for", "scheme", "layers", "scope"):
     for value in OTHER_TYPES:
         REFUSED[f"{field} is {value}"] = made(**{field: value}), NO_EDIT
 for number in (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from text_codecs import END, WORDS, codec_of
 
-from stem_edge.bundle.edit_files.file import Edit, Replacement
+from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import Overlay, check_lookup
@@ -43,8 +43,8 @@ CONFIG = config_of()
 
 
 def edit(source: str, target: str, *layers: int, scope: Any = "positions", **options: Any) -> Edit:
-    change = Replacement(source=source, target=target, **options)
-    return Edit(made_for="0" * 64, change=change, layers=layers or LAYERS, scope=scope)
+    options |= {"source": source, "target": target, "scope": scope}
+    return Edit(made_for="0" * 64, layers=layers or LAYERS, **options)
 
 
 def everywhere(source: str, target: str, *layers: int, **options: Any) -> Edit:

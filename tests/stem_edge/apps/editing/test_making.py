@@ -11,7 +11,7 @@ import pytest
 
 import stem_edge
 from stem_edge import make_edit
-from stem_edge.bundle.edit_files.file import Replacement, check_edit, tables_id
+from stem_edge.bundle.edit_files.file import check_edit, tables_id
 from stem_edge.bundle.edit_files.schemes import Scheme
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
@@ -26,8 +26,7 @@ def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
     made = make_edit(bundle, " cat\n", "dog ", layers=[2])
     assert made == make_edit(str(bundle.path), "cat", "dog", layers=(2, 2))
     assert (made.made_for, made.layers, made.scope) == (tables_id(bundle), (2,), "positions")
-    assert isinstance(made.change, Replacement)
-    assert (made.change.source, made.change.target, made.change.scheme) == ("cat", "dog", "auto")
+    assert (made.source, made.target, made.scheme) == ("cat", "dog", "auto")
     check_edit(made, bundle)
 
 
@@ -76,8 +75,7 @@ def changed(source: Bundle, **model: Any) -> Bundle:
 def test_padding_is_the_begin_of_a_text_or_else_its_end(bundle: Bundle) -> None:
     model = bundle.manifest.model
     for made_for, pad in ((bundle, model.bos_id), (changed(bundle, bos_id=None), model.eos_ids[0])):
-        made = make_edit(made_for, "cat", "ox").change
-        assert isinstance(made, Replacement) and made.pad == pad
+        assert make_edit(made_for, "cat", "ox").pad == pad
 
 
 def test_without_begin_and_end_only_padding_schemes_are_refused(bundle: Bundle) -> None:

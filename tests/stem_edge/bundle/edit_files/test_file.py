@@ -11,7 +11,6 @@ import pytest
 from stem_edge.bundle.edit_files import file as edit_file
 from stem_edge.bundle.edit_files.file import (
     Edit,
-    Replacement,
     check_edit,
     encode_edit,
     read_edit,
@@ -21,25 +20,23 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import EditError, InputError
 
 MADE_FOR = "0123456789abcdef" * 4
-REPLACEMENT = Replacement(source="Spain", target="Germany", scheme="subset", pad=7)
-EDIT = Edit(made_for=MADE_FOR, change=REPLACEMENT, layers=(1, 2))
-PLAIN = Edit(made_for=MADE_FOR, change=Replacement(source='日本 "x"\n', target="é"), layers=(0,))
+EDIT = Edit(
+    made_for=MADE_FOR, source="Spain", target="Germany", scheme="subset", pad=7, layers=(1, 2)
+)
+PLAIN = Edit(made_for=MADE_FOR, source='日本 "x"\n', target="é", layers=(0,))
 GOLDEN = """\
 {
- "change": {
-  "pad": 7,
-  "scheme": "subset",
-  "source": "Spain",
-  "target": "Germany",
-  "type": "replacement"
- },
  "format_version": 2,
  "layers": [
   1,
   2
  ],
  "made_for": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
- "scope": "positions"
+ "pad": 7,
+ "scheme": "subset",
+ "scope": "positions",
+ "source": "Spain",
+ "target": "Germany"
 }
 """
 
@@ -154,6 +151,7 @@ def test_what_does_not_fit_the_bundle_is_refused(bundle: Bundle) -> None:
         (None, (0,), "layer 0, which is not a STEM"),
         (None, (1, 3), "layer 3, which is not a STEM"),
     ]:
-        change = Replacement(source="a", target="b", pad=pad)
+        made_for = tables_id(bundle)
+        edit = Edit(made_for=made_for, source="a", target="b", pad=pad, layers=layers)
         with pytest.raises(EditError, match=message):
-            check_edit(Edit(made_for=tables_id(bundle), change=change, layers=layers), bundle)
+            check_edit(edit, bundle)
