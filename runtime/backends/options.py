@@ -116,22 +116,22 @@ class LoadOptions:
         return own_memory() + available_memory() if self.memory is None else parse_size(self.memory)
 
     def contexts(self, bundle: Bundle) -> list[int]:
-        """Return the context lengths (prompt and answer, in tokens) to choose from. Raises InputError."""
+        """Return the context lengths (prompt and answer, in tokens) to choose from, longest first. Raises InputError.
+
+        Without `context_length`, these are the model's limit and smaller powers of two.
+        """
         longest, context = bundle.manifest.model.max_context, self.context_length
         if context is None:
-            return contexts(longest)
+            powers = (
+                1 << n for n in range(SHORTEST_CONTEXT.bit_length() - 1, longest.bit_length())
+            )
+            return sorted({longest, *powers}, reverse=True)
         if not 0 < context <= longest:
             raise InputError(
                 f"context_length is {context}; this model takes 1 to {longest}; leave it out for what "
                 "fits memory"
             )
         return [context]
-
-
-def contexts(longest: int) -> list[int]:
-    """Return the context lengths to try, in descending order: `longest`, and smaller powers of two."""
-    powers = (1 << bits for bits in range(SHORTEST_CONTEXT.bit_length() - 1, longest.bit_length()))
-    return sorted({longest, *powers}, reverse=True)
 
 
 def check_sequences(sequences: int) -> None:

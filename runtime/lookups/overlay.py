@@ -179,19 +179,12 @@ def at_positions(
 
 
 def lookups(codec: TextCodec, edit: Edit, length: int, before: str) -> list[Row]:
-    """Return the rows that the `length` tokens of the source text look up, if `before` precedes it."""
-    target = target_tokens(codec, edit, length, before)
-    return align(edit.scheme, length, target, pad=edit.pad)
+    """Return the rows that the `length` tokens of the source text look up, if `before` precedes it.
 
-
-def target_tokens(codec: TextCodec, edit: Edit, length: int, before: str) -> list[int]:
-    """Return the token ids of `edit.target`, as few as `edit.scheme` allows.
-
-    Two tokenizations are tried: after the text `before`, and after a space. If the scheme allows
-    neither, the shorter one is returned. length: number of source tokens. Models know a name better
-    by one whole token than by pieces that other names share.
+    The target text is tokenized after `before`, and after a space. The shorter result that the scheme allows is
+    used, because models know a name better by one whole token than by pieces that other names share.
     """
     candidates = [tokens_after(codec, text, edit.target) for text in (before, " ")]
     candidates.sort(key=len)
     fitting = (ids for ids in candidates if fits(edit.scheme, length, len(ids)))
-    return next(fitting, candidates[0])
+    return align(edit.scheme, length, next(fitting, candidates[0]), pad=edit.pad)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -33,14 +33,6 @@ AHEAD_TOKENS = 256
 PATIENCE_SECONDS = 60.0
 
 
-class Asked(NamedTuple):
-    """A row cache lookup and its result."""
-
-    row_ids: I64
-    records: I64  # in the shape of row_ids
-    found: Found
-
-
 class TableRows(Rows):
     """The rows of a model with tables. Not thread-safe, except `release`. `close` closes the store.
 
@@ -57,7 +49,6 @@ class TableRows(Rows):
         self._stall_seconds = 0.0
         self._pool = _one_thread() if overlap else None
         self._reading: tuple[I64, Future[U8]] | None = None
-        self._asked: Asked | None = None  # None: the cache has changed since the last lookup
 
     @property
     def step_tokens(self) -> int:
@@ -81,7 +72,7 @@ class TableRows(Rows):
     def expect(self, row_ids: I64, later: I64 = NO_IDS) -> None:
         if self._pool is None or self._reading is not None:
             return
-        missing = self._ask(row_ids).found.missing
+        missing = self.cache.find(self.store.records_of(row_ids).ravel()).missing
         with suppress(RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
             if len(missing):
                 self._reading = missing, self._pool.submit(self.store.read, missing)
@@ -95,51 +86,43 @@ class TableRows(Rows):
 
         Each distinct record needs a slot. Can be repeated after RowReadError or MemoryError.
         """
-        asked = self._ask(row_ids)
-        self.cache.use(self._new(asked.records), asked.found)
-        asked = self._with_expected(asked)
-        if len(missing := asked.found.missing):
-            asked = self._install(missing, self._timed(partial(self.store.read, missing)), asked)
-        return asked.found.slots.reshape(row_ids.shape)
-
-    def _ask(self, row_ids: I64) -> Asked:
-        """Look up a step's records in the row cache; reuse the last result if it is still valid."""
-        asked = self._asked
-        if asked is None or not np.array_equal(asked.row_ids, row_ids):
-            records = self.store.records_of(row_ids)
-            asked = self._asked = Asked(row_ids.copy(), records, self.cache.find(records.ravel()))
-        return asked
+        records = self.store.records_of(row_ids)
+        found = self.cache.find(records.ravel())
+        self.cache.use(self._new(records), found)
+        if (reading := self._reading) is not None and self._install_expected(*reading, found):
+            found = self.cache.find(records.ravel())
+        if len(missing := found.missing):
+            read = self._timed(partial(self.store.read, missing))
+            self.cache.install(missing, read, found.slots)
+            found = self.cache.find(records.ravel())
+        return found.slots.reshape(row_ids.shape)
 
     def _new(self, keys: I64) -> I64:
         """Return the tokens' own row ids, flat: without rows of earlier tokens (first columns)."""
         return keys if keys.ndim == 1 else keys[:, -self._keys.rows_per_token :].ravel()
 
-    def _install(self, missing: I64, records: U8, asked: Asked) -> Asked:
-        self._asked = None
-        self.cache.install(missing, records, asked.found.slots)
-        asked = self._asked = asked._replace(found=self.cache.find(asked.records.ravel()))
-        return asked
+    def _install_expected(self, read: I64, call: Future[U8], found: Found) -> bool:
+        """Wait for the records `read` that `expect` asked for; cache those that the step lacks. False if there are none.
 
-    def _with_expected(self, asked: Asked) -> Asked:
-        """Wait for the read that `expect` began, and cache its records; return the lookup with their slots."""
-        if self._reading is None:
-            return asked
-        read, call = self._reading
+        found: the step's lookup. call: the read that is under way.
+        """
         self._timed(partial(wait, [call], PATIENCE_SECONDS))
         self._reading = None
         if not call.done():
             self._pool = _one_thread()
         error = call.exception() if call.done() else TimeoutError()
         # Other records, such as those of an answer that was abandoned, could evict records that this step needs.
-        wanted = read is asked.found.missing or np.isin(read, asked.records)
-        if error is None and np.any(wanted):
+        missing = set(found.missing.tolist())
+        wanted = np.array([number in missing for number in read.tolist()])
+        if error is None and wanted.any():
             records = call.result()
-            if not np.all(wanted):
+            if not wanted.all():
                 read, records = read[wanted], records[wanted]
-            return self._install(read, records, asked)
-        if self.store.distant and np.all(wanted) and isinstance(error, RowReadError):
+            self.cache.install(read, records, found.slots)
+            return True
+        if self.store.distant and wanted.all() and isinstance(error, RowReadError):
             raise error  # over a network, the store has already tried twice
-        return asked
+        return False
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         if lookups and not self._keys.editable:

@@ -43,35 +43,28 @@ def requests(
     """
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise InputError("prompts are texts or lists of token ids; give a list of prompts")
-    found = _made(
-        make, iter(prompts), iter(params), iter(repeat(None) if stem_ids is None else stem_ids)
-    )
+    params, stem_ids = iter(params), iter(repeat(None) if stem_ids is None else stem_ids)
+
+    def made() -> Iterator[Request | InputError]:
+        for number, prompt in enumerate(prompts):
+            try:
+                given = next(params), next(stem_ids)
+            except StopIteration:
+                raise InputError(
+                    f"prompt {number} has no params or stem_ids; give as many as prompts"
+                ) from None
+            try:
+                yield make(prompt, *given)
+            except InputError as error:
+                yield InputError(f"prompt {number}: {error}")
+
     if not isinstance(prompts, Sequence):
-        return found
-    checked = list(found)
+        return made()
+    checked = list(made())
     for request in checked:
         if isinstance(request, InputError):
             raise request
     return checked
-
-
-def _made(
-    make: Callable[[Prompt, SamplingParams, StemIds], Request],
-    prompts: Iterator[Prompt],
-    params: Iterator[SamplingParams],
-    stem_ids: Iterator[StemIds],
-) -> Iterator[Request | InputError]:
-    for number, prompt in enumerate(prompts):
-        try:
-            given = next(params), next(stem_ids)
-        except StopIteration:
-            raise InputError(
-                f"prompt {number} has no params or stem_ids; give as many as prompts"
-            ) from None
-        try:
-            yield make(prompt, *given)
-        except InputError as error:
-            yield InputError(f"prompt {number}: {error}")
 
 
 def numbered(

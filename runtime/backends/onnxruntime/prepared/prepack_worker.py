@@ -29,7 +29,7 @@ from stem_edge.graph.special.gate_up import gate_up_joined
 from stem_edge.runtime.backends.costs import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import Rows
-from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
+from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.prepared.deciding import MEASURED_TOKENS
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
@@ -43,7 +43,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
 from stem_edge.runtime.backends.step_measure import MeasuredSteps
-from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.child import end_with_parent
 from stem_edge.system.memory import give_back_freed_blocks
 from stem_edge.system.processor import cpu_digest
@@ -88,15 +87,12 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     Without times if the model's context is too short for the longest of these steps, or if only single-token
     steps of one sequence compute their bits: a load that drafts anyway measures the times itself.
     """
-    config, layout = bundle.manifest.model, bundle.manifest.tables
+    config = bundle.manifest.model
     length = min(MEASURED_TOKENS, config.max_context)
     if length <= MOST:
         return prepared.record
-    slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
-    ids, rows = (
-        np.arange(length) % config.vocab_size,
-        placeholder_rows(slots, length * config.lookups),
-    )
+    ids = np.arange(length) % config.vocab_size
+    slots, rows = placeholder_rows(bundle.manifest.tables, length * config.lookups)
     if config.ngram_order:
         rows = rows.reshape(length, -1)
     if window := config.row_window:
