@@ -8,7 +8,7 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.tables.codecs import CODECS, RowType
-from stem_edge.tables.packing import make_layout, pack_records
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import MAX_RECORD_NBYTES, RecordLayout
 
 STAIRS = list(range(-8, 8))
@@ -83,16 +83,6 @@ def test_layouts_that_cannot_exist(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         layout_of(row_type, **changes)
-
-
-@pytest.mark.parametrize(
-    ("row_type", "d_ff", "wanted", "group"),
-    [("int4", 96, 64, 32), ("int8", 64, 64, 64), ("fp16", 96, 64, 0), ("fp32", 7, 64, 0)],
-)
-def test_make_layout_takes_the_largest_group_that_fits(
-    row_type: RowType, d_ff: int, wanted: int, group: int
-) -> None:
-    assert make_layout(5, [1, 3], ((d_ff,),), row_type, wanted).group_size == group
 
 
 MATRICES = ((3, 16), (2, 32))  # two parts of 48 and 64 values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 from typing import Any
 
 import numpy as np
@@ -67,27 +66,6 @@ def test_what_is_written_is_read(memory: DeviceMemory) -> None:
     array = put(memory, values)
     values[:] = 0  # a copy was made
     assert np.array_equal(array.beginning(3).numpy().ravel(), np.arange(15))
-
-
-@pytest.mark.slow
-def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
-    assert memory.nbytes == 0
-    array = put(memory, np.zeros((2, 3), np.float32))
-    other = memory.empty((5,), "a test")
-    assert (array.nbytes, other.nbytes, memory.nbytes) == (24, 20, 44)
-    del array
-    gc.collect()
-    assert memory.nbytes == 20
-
-
-def test_beyond_its_limit_nothing_is_allocated() -> None:
-    memory = DeviceMemory(CPU, limit=100)
-    held = memory.empty((20,), "a part")
-    with pytest.raises(OutOfMemoryError) as caught:
-        memory.empty((8,), "the KV cache")
-    assert "no memory left on cpu for the KV cache: needs 32 bytes beside 80" in str(caught.value)
-    assert "100 are allowed" in str(caught.value) and "\n" not in str(caught.value)
-    assert memory.nbytes == held.nbytes
 
 
 def test_an_allocation_that_fails_leaves_the_rest(memory: DeviceMemory) -> None:
