@@ -43,10 +43,6 @@ UNFINISHED_SECONDS = 3600  # no process is still writing a temporary file that i
 MOST_FILES = 4096
 
 
-class OtherFormError(UnusableError):
-    """The keys and values of a prefix have another type or width than those of a context."""
-
-
 class PrefixFolder:
     """The prefix files that a loaded model can use: those with its fingerprint of model and options.
 
@@ -83,23 +79,31 @@ class PrefixFolder:
         with self._lock:
             try:
                 with disk.opened(path) as descriptor:
-                    if not (file := PrefixFile(descriptor)).own:
-                        raise UnusableError("another user's file")
-                    restore(file, tokens, context)
+                    file = PrefixFile(descriptor)
+                    if not file.own or not file.fits(context.kept(tokens)):
+                        raise UnusableError(
+                            "another user's file, or keys and values of another form"
+                        )
+                    context.restore((array[..., :tokens, :] for array in file.arrays()), tokens)
                 os.utime(path)  # the time of its last use
                 return True
             except (OSError, UnusableError) as error:
                 self._files().pop(path, None)
-                if isinstance(error, UnusableError) and not isinstance(error, OtherFormError):
+                if isinstance(error, UnusableError):
                     _remove_own(path)
                 return False
 
     def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
-        """Save the KV cache of a prompt's first `computed` tokens, if enough and not yet saved."""
-        found = saved_of(prompt, computed, context)
-        if found is not None:
+        """Save the KV cache of a prompt's first `computed` tokens, if enough and not yet saved.
+
+        What is saved ends before the first token that looks up another token's row. Nothing is saved if a
+        sliding window of `context` has dropped some of the tokens.
+        """
+        count = min([computed, *prompt.lookups])
+        count -= count % 2
+        if count >= LEAST_TOKENS and (arrays := context.kept(count)):
             with self._lock:
-                self._write(*found)
+                self._write(PromptKey(list(prompt.token_ids[:count]), {}, prompt.starts), arrays)
 
     def _write(self, written: PromptKey, arrays: list[npt.NDArray[Any]]) -> None:
         known = self._files()
@@ -187,28 +191,6 @@ def _has(longer: PromptKey, prompt: PromptKey) -> bool:
     steps = sum(at < count for at in prompt.starts) - 1
     alike = same_start(longer.starts, prompt.starts) >= steps
     return alike and same_start(longer.token_ids, prompt.token_ids) == count
-
-
-def saved_of(
-    prompt: PromptKey, computed: int, context: BackendContext
-) -> tuple[PromptKey, list[npt.NDArray[Any]]] | None:
-    """Return the file contents for a prompt's first tokens; None if they are too few to be saved.
-
-    The contents end before the first token that looks up another token's row. None also if a
-    sliding window of `context` has dropped some tokens. computed: number of tokens in `context`.
-    """
-    count = min([computed, *prompt.lookups])
-    count -= count % 2
-    if count < LEAST_TOKENS or not (arrays := context.kept(count)):
-        return None
-    return PromptKey(list(prompt.token_ids[:count]), {}, prompt.starts), arrays
-
-
-def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
-    """Copy a file's first `tokens` tokens to an empty context. Raises UnusableError, OSError."""
-    if not file.fits(context.kept(tokens)):
-        raise OtherFormError("keys and values of another form")
-    context.restore((array[..., :tokens, :] for array in file.arrays()), tokens)
 
 
 def _remove_own(path: Path) -> None:

@@ -186,15 +186,13 @@ def test_malformed_headers(bundle: Path, path: Path, right: Any) -> None:
         assert taken(bundle, path.parent, IDS[:130]) == (0, right), at
 
 
-def test_keys_and_values_of_another_form_are_a_miss_and_stay(
+def test_keys_and_values_of_another_form_are_a_miss(
     bundle: Path, path: Path, right: Any, tmp_path: Path
 ) -> None:
     taken(bundle, tmp_path / "q", IDS[:130], kv="int8")
     (other,) = (tmp_path / "q").iterdir()
-    path.write_bytes(data := other.read_bytes())
-    with stem_edge.load(bundle, prompt_cache=path.parent, threads=1) as model:
-        assert answered(model, IDS[:130], max_new_tokens=4) == right
-        assert model.stats.cached_tokens == 0 and path.read_bytes() == data
+    path.write_bytes(other.read_bytes())
+    assert taken(bundle, path.parent, IDS[:130]) == (0, right)
 
 
 WRITER = """

@@ -222,7 +222,11 @@ class GgmlBackend:
         x = graph.columns(x, ggml_types.F32, dim, skipped, logits)
         if rest:
             x = self._emit(graph, rest, inputs.last(graph, dim, logits), x)
-        return _Step.over(graph, inputs, logits=self._emit_logits(graph, x, logits))
+        product = emit_head(graph, self._config, self.model.weights, x, logits)
+        result = HeldVectors(graph.ggml, self._config.vocab_size, logits)
+        result.take(product)
+        graph.emit(product)
+        return _Step.over(graph, inputs, logits=result)
 
     def _graph(self, layers: Sequence[int]) -> GgmlGraph:
         per_layer = OPERATORS_PER_LAYER + OPERATORS_PER_CACHE * len(self._caches)
@@ -236,14 +240,6 @@ class GgmlBackend:
             layer = GgmlLayer(graph, self._config, model.weights, number, slots, inputs)
             x = emit_layer(layer, model.weights, x)
         return x
-
-    def _emit_logits(self, graph: GgmlGraph, x: Tensor, count: int) -> HeldVectors:
-        """Add the head's operators on x [dim, count]; return the array for its logits."""
-        logits = emit_head(graph, self._config, self.model.weights, x, count)
-        result = HeldVectors(graph.ggml, self._config.vocab_size, count)
-        result.take(logits)
-        graph.emit(logits)
-        return result
 
     def _inputs(
         self,

@@ -19,7 +19,8 @@ from stem_edge.runtime.backends.ggml.graph import Arena, GgmlGraph, MappedBuffer
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 
 X86 = ("x86_64", "amd64")
-# For 2 or 3 tokens, one product of all takes 1.2 to 1.4 times as long as a product of each token. From 8 tokens
+# Numbers of tokens for which a product of each token is faster than one of all (measured with AVX-512 and weights
+# larger than the caches): for 2 or 3 tokens, one product of all takes 1.2 to 1.4 times as long. From 8 tokens
 # on, ggml multiplies K-quants in tiles of 16 tokens: with 8 to 11 tokens, that takes 1.5 times as long.
 TOKEN_BY_TOKEN = {
     ggml_types.Q8_0: range(2, 4),
@@ -54,18 +55,10 @@ class Weights:
     def product(self, graph: GgmlGraph, name: str, x: Tensor, tokens: int) -> Tensor:
         """Return `name` [M, K] times x [K, tokens]: [M, tokens], or [M, 1, tokens] if faster."""
         stored = self._stored[name]
-        if token_by_token(stored.type, tokens):
+        few = TOKEN_BY_TOKEN.get(stored.type, range(0))
+        if tokens in few and platform.machine().lower() in X86:
             x = graph.op("reshape_3d", x, stored.shape[1], 1, tokens)
         return graph.op("mul_mat", self.tensors[name], x)
-
-
-def token_by_token(stored: TensorType, tokens: int) -> bool:
-    """Return True if a matrix product for each of `tokens` tokens is faster than one product for all of them.
-
-    Measured with AVX-512 and weights larger than the processor's caches; see TOKEN_BY_TOKEN.
-    """
-    few = TOKEN_BY_TOKEN.get(stored, range(0))
-    return tokens in few and platform.machine().lower() in X86
 
 
 def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:

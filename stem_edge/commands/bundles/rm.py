@@ -77,8 +77,8 @@ def _remove(kept: Kept) -> None:
     ours = [p for p in root.glob("*/*") if KEY.fullmatch(p.name) and not p.is_symlink()]
     for path in ours:
         if path.parent.name == PREPARED:
-            record = read_prepared(path)
-            if record is not None and f"{record.bundle}{os.sep}".startswith(within):
+            found = read_prepared(path)
+            if found is not None and f"{found.record.bundle}{os.sep}".startswith(within):
                 remove_tree(path, path.parent)
         elif (
             path.parent.name == CHECKED and f"{marked_folder(path)}{os.sep}".startswith(within)

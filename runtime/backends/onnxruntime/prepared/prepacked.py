@@ -103,9 +103,7 @@ class Prepacked(NamedTuple):
 
 def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> Prepacked | None:
     """Return the graphs that this machine saved with repacked weights, for KV cache type `kv`; None without them."""
-    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
-    record = read_prepared(folder)
-    return None if record is None else Prepacked(folder, record)
+    return read_prepared(prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv))
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) -> Path:
@@ -114,8 +112,8 @@ def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) ->
     return root / PREPARED / digest(FORMAT, builders(), onnxruntime, cpu_digest(), manifest, kv)
 
 
-def read_prepared(folder: Path) -> PreparedRecord | None:
-    """Return the folder's prepared.json; None if it is missing or of another format, or if any file is damaged."""
+def read_prepared(folder: Path) -> Prepacked | None:
+    """Return the graphs of a folder; None if its record is missing or of another format, or if any file is damaged."""
     try:
         data = disk.read_file(folder / RECORD, MAX_NBYTES)
         record = msgspec.json.decode(data, type=PreparedRecord)
@@ -132,7 +130,8 @@ def read_prepared(folder: Path) -> PreparedRecord | None:
             os.utime(folder / RECORD)
     except (OSError, ValueError, msgspec.DecodeError, RecursionError, BundleError):
         return None
-    return record if record.format == FORMAT and prepared_file(EMBED) in record.files else None
+    usable = record.format == FORMAT and prepared_file(EMBED) in record.files
+    return Prepacked(folder, record) if usable else None
 
 
 def marks(path: Path) -> tuple[int, int]:

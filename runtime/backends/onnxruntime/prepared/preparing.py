@@ -66,7 +66,7 @@ def make(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with alone(folder.with_name(f"{folder.name}.lock"), waiting):
-            if (record := read_prepared(folder)) is None:
+            if (found := read_prepared(folder)) is None:
                 if (free := shutil.disk_usage(folder.parent).free) < needed:
                     raise BackendError(
                         f"{folder.parent}: preparing takes {room}, {format_size(free)} "
@@ -74,15 +74,15 @@ def make(
                     )
                 tell(f"preparing for this processor, once, in up to {room} of disk", progress)
                 _fill(bundle, folder, threads, kv, room)
-                record = read_prepared(folder)
+                found = read_prepared(folder)
     except OSError as error:
         raise BackendError(
             f"{folder.parent}: cannot keep a prepared backbone there ({error.strerror}); give another "
             "folder with cache_dir"
         ) from error
-    if record is None:
+    if found is None:
         raise BackendError(f"{folder}: the prepared backbone changed meanwhile; load it again")
-    return Prepacked(folder, record)
+    return found
 
 
 def _fill(bundle: Bundle, folder: Path, threads: int, kv: KvType, room: str) -> None:
