@@ -62,20 +62,15 @@ class Prefixes:
         token_ids: Sequence[int],
         lookups: Mapping[int, RowLookup],
         length: int,
-        *,
-        whole: bool = False,
     ) -> Context:
         """Return a context for up to `length` tokens. It may already have the prompt's first tokens.
 
-        Its `position` is their number. Call `give_back` later. whole: reserve all memory now.
+        Its `position` is their number. Call `give_back` later.
         """
         if not self._keeps:
             return self.empty(length)
         prompt = PromptKey(token_ids, lookups, self._engine.starts(len(token_ids)))
-        context = self._take(prompt, length)
-        if whole:
-            self.make_room(context, context.room)
-        return context
+        return self._take(prompt, length)
 
     def empty(self, length: int) -> Context:
         """Return an empty context that is never cached. Reserves memory for all its tokens now."""

@@ -133,11 +133,8 @@ class Request:
         """True until a token, a stop text or the length has ended the answer."""
         return self._reason is None
 
-    def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool = False) -> None:
-        """Take a context from the prefix cache, and split the rest of the prompt into steps.
-
-        whole: reserve the memory of a full context now, rather than while the context fills.
-        """
+    def begin(self, engine: Engine, prefixes: Prefixes) -> None:
+        """Take a context from the prefix cache, and split the rest of the prompt into steps."""
         started, self.seen = time.perf_counter(), list(self.prompt)
         self._engine, lookups = engine, self.lookups
         if lookups is not None:
@@ -146,7 +143,7 @@ class Request:
             self.context = prefixes.empty(self.length)
         else:
             places = {} if lookups is None else lookups.places
-            self.context = prefixes.take(self.prompt, places, self.length, whole=whole)
+            self.context = prefixes.take(self.prompt, places, self.length)
         self._give_back = partial(prefixes.give_back, self.context)
         self.cached_tokens = self.context.position
         rows, cached = None if lookups is None else lookups.prompt, self.cached_tokens

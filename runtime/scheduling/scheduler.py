@@ -153,9 +153,10 @@ class Scheduler(Loop):
             self._prompt = request  # first, so that `close` finds it
             self._waiting.popleft()
             with self._errors_of(request):
-                beside = bool(self._running)
-                request.begin(self._engine, self._prefixes, whole=beside)
-                if not beside:
+                request.begin(self._engine, self._prefixes)
+                if self._running:  # memory for its whole context, which it joins the batch with
+                    self._prefixes.make_room(request.context, request.context.room)
+                else:
                     self._engine.expect(request.steps[0])
 
     def _fits(self, request: Request) -> bool:

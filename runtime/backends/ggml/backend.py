@@ -255,12 +255,17 @@ class GgmlBackend:
         ropes = {layer.rope: (ggml_types.F32, layer.rope.width, count) for layer in described}
         takes_rows = rows and bool(self.model.slots)
         window = self._config.row_window
-        looked_up = count + len(cells) * max(0, window - 1)
+        looked_up, tokens = count + len(cells) * max(0, window - 1), count // len(cells)
+
+        def attended(cells: int) -> Cells:
+            own = graph.input(ggml_types.I64, tokens)
+            return Cells(cells, own, graph.input(ggml_types.F16, cells, tokens))
+
         return LayerInputs(
             count=count,
             ones=graph.input(ggml_types.I32, count),
             sequences=[
-                Attended(kv, {w: _cells(graph, one[w], count // len(cells)) for w in windows})
+                Attended(kv, {w: attended(one[w]) for w in windows})
                 for kv, one in zip(self._caches, cells, strict=True)
             ],
             slot_ids=graph.input(ggml_types.I32, looked_up) if takes_rows else None,
@@ -272,15 +277,6 @@ class GgmlBackend:
             },
             embedded=embedded,
         )
-
-
-def _cells(graph: GgmlGraph, attended: int, tokens: int) -> Cells:
-    """Add the graph inputs with which `tokens` tokens of a sequence attend to `attended` cells; return them."""
-    return Cells(
-        attended,
-        own=graph.input(ggml_types.I64, tokens),
-        mask=graph.input(ggml_types.F16, attended, tokens),
-    )
 
 
 def _capped(logits: F32, cap: float) -> F32:
