@@ -88,11 +88,3 @@ def test_generating_on_ggml_loads_no_onnxruntime(tiny_gguf: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["ggml", "True"], done.stderr
-
-
-def test_the_command_says_which_engine_it_was(
-    tiny_bundle: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, bundle in (("onnxruntime", tiny_bundle), ("ggml", tiny_gguf)):
-        assert main(["generate", str(bundle), "-p", "Once", "-n", "4", "--engine", name]) == 0
-        assert f"{name}: prompt" in capsys.readouterr().err

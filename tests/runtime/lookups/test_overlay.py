@@ -71,11 +71,6 @@ def of_tokens(codec: TextCodec, *edits: Edit) -> dict[str, list[Any]]:
     return {WORDS[token]: named(lookup) for token, lookup in overlay.of_token.items()}
 
 
-def test_without_edits_every_token_looks_up_its_own_row(codec: TextCodec) -> None:
-    assert looked_up(codec, "The Spain of") == {}
-    assert of_tokens(codec) == {}
-
-
 def test_at_positions_every_occurrence_is_edited_and_no_other_place(codec: TextCodec) -> None:
     found = looked_up(codec, "The Spain of Spain.", edit("Spain", "Germany"))
     assert found == {1: ["ĠGermany"], 3: ["ĠGermany"]}
@@ -119,21 +114,6 @@ def test_everywhere_a_word_is_edited_in_each_of_its_shortest_forms(codec: TextCo
     assert of_tokens(codec, everywhere("Chad", "Spain")) == {"ĠChad": ["ĠSpain"]}
     with pytest.raises(InputError, match="swap does not fit a source of 1 and a target of 2"):
         of_tokens(codec, everywhere("Spain", "New Zealand", scheme="swap"))
-
-
-def test_a_token_that_would_look_up_two_things_is_refused(codec: TextCodec) -> None:
-    one = everywhere("Bora Bora", "New Zealand", scheme="swap")
-    assert len(codec.encode(" Bora Bora")) == 2
-    with pytest.raises(
-        InputError, match=r"'Bora Bora' twice .* scope positions, or scheme average"
-    ):
-        Overlay(codec, CONFIG, [one])
-    mean = everywhere("Bora Bora", "New Zealand", scheme="average")
-    assert of_tokens(codec, mean)["ĠBora"] == [("ĠNew", "ĠZealand")]
-    same = everywhere("Bora Bora", "Spain Spain", scheme="swap")
-    assert of_tokens(codec, same) == {"ĠBora": ["ĠSpain"], "Bora": ["Spain"]}
-    placed = edit("Bora Bora", "New Zealand", scheme="swap")
-    assert looked_up(codec, "The Bora Bora", placed) == {1: ["ĠNew"], 2: ["ĠZealand"]}
 
 
 def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> None:

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from interrupts import interrupted
 from loading import load_fixed
-from stores import flip_bit, write_store
+from stores import write_store
 from threads import together
 
-from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.edits import EditedStore
@@ -133,19 +132,6 @@ def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
     together([release, release, release, change])
     rows.make([])
     assert rows.made == 0
-
-
-def test_a_damaged_record_is_reported_by_all_that_need_it(
-    store: EditedStore, tmp_path: Path
-) -> None:
-    shard = sorted((tmp_path / "tables.zarr").glob("records/c/**/*"))
-    path = next(path for path in shard if path.is_file())
-    flip_bit(path, 2 * (LAYOUT.record_nbytes + 4) + 5)  # of record 2
-    bad, good = make(store, mean_of(2, 3), mixed(1, 3))
-    for ids in ([bad], [good, bad], [2]):
-        with pytest.raises(RowReadError, match="record 2"):
-            read(store, ids)
-    assert read(store, [good, 1]) == [expected(mixed(1, 3)), RECORDS[1].tobytes()]
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")

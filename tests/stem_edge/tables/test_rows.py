@@ -121,7 +121,10 @@ def test_exact_bytes_with_fp16_scales() -> None:
     assert layout.row_nbytes == 10
 
 
-def test_a_scale_that_fp16_cannot_hold_is_refused() -> None:
-    layout = layout_of("int8", scale_type="fp16", layers=(1,))
-    with pytest.raises(ValueError, match="greatest that fp16 can hold"):
-        pack_records(layout, [np.full((1, 16), 1e7, np.float32)])
+def test_what_fp16_cannot_hold_is_refused() -> None:
+    for layout in (
+        layout_of("int8", scale_type="fp16", layers=(1,)),
+        layout_of("fp16", layers=(1,)),
+    ):
+        with pytest.raises(ValueError, match="greatest that fp16"):
+            pack_records(layout, [np.full((1, 16), 1e7, np.float32)])
