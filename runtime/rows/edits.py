@@ -73,7 +73,7 @@ class EditedStore:
     def forget_unused(self) -> None:
         """Delete added records that no running call uses any more. A concurrent read of them fails.
 
-        Can be interrupted at any point. Row cache slots with these records become the least used.
+        Can be interrupted at any point. Their row cache slots are reused once they are the least used.
         """
         while self._released:
             self._users[self._released.popleft() - self.tokens + self.layout.records] -= 1
