@@ -62,10 +62,6 @@ def test_only_what_was_computed_and_is_settled_is_reused(resumes: Resumes) -> No
     assert [reusable(KEPT, 33, later, resumes, settled) for settled in (0, 24, 25)] == [24, 24, 0]
 
 
-def test_nothing_is_reused_by_a_prompt_without_tokens() -> None:
-    assert reusable(prompt(IDS[:5]), 5, prompt(()), "pairs") == 0  # both are short
-
-
 def test_lookups_must_be_the_same() -> None:
     edited = prompt(IDS, {19: EDITED, 5: EDITED})
     assert reusable(edited, 40, edited, "pairs") == 38
