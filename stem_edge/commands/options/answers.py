@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from stem_edge import sampling
 from stem_edge.commands.options.arguments import MORE, read_text
 from stem_edge.errors import InputError
-from stem_edge.progress import tell
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
@@ -38,20 +37,7 @@ def given_text(args: argparse.Namespace) -> str | None:
     found: str | None = args.prompt if args.text is None else args.text
     if found == "-":
         raise InputError("the text is '-', expected words; leave it out, and stdin is read")
-    if found is not None and _stdin_has_data():
-        tell("note: stdin is not read, because a text was given")
     return found
-
-
-def _stdin_has_data() -> bool:
-    """Return True if stdin has data. The data is not read, because a shell loop may need it."""
-    with suppress(AttributeError, ImportError, OSError):  # no stdin; Windows; a device
-        import fcntl
-        import termios
-
-        if not sys.stdin.isatty():
-            return any(fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, bytes(4)))
-    return False
 
 
 def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> None:

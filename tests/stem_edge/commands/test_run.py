@@ -16,7 +16,6 @@ import pytest
 from chats import thinking, write_chat_bundle
 from installed import DEMO
 from loading import load_fixed
-from open_files import posix
 from terminal import CTRL_C, CTRL_D, Terminal
 
 import stem_edge
@@ -72,23 +71,7 @@ def test_a_line_is_a_message_and_stdout_has_the_answers_alone(
     assert [line[:4] for line in out.splitlines()] == [" Par", " Lim"]
     assert piped(monkeypatch, PERU, bundle, FRANCE, "-n", "3") == 0
     assert capsys.readouterr() == (f"{out.splitlines()[0]}\n", cut)
-
-
-@posix
-@pytest.mark.parametrize("text", ["", PERU])
-def test_stdin_beside_a_message_is_named_and_stays_unread(
-    text: str, bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, into = os.pipe()
-    with os.fdopen(out) as stdin, os.fdopen(into, "w") as writer:
-        writer.write(text)
-        writer.flush()  # not closed, as by a program that never writes
-        monkeypatch.setattr("sys.stdin", stdin)
-        assert main(["run", str(bundle), FRANCE, "-n", "3", "-q"]) == 0
-        said = "stem-edge: note: stdin is not read, because a text was given\n"
-        assert capsys.readouterr().err == (said if text else "")
-        writer.close()
-        assert stdin.read() == text
+    assert sys.stdin.read() == PERU
 
 
 @pytest.mark.parametrize(
