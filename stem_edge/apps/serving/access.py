@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stem_edge.apps.answers.openai.options import MOST_NBYTES
 from stem_edge.apps.answers.refusals import BUSY, RefusalError
 from stem_edge.apps.serving.http import error_response, path_in
 from stem_edge.apps.serving.routes import pages
@@ -40,7 +41,7 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, most = path_in(scope), self._service.body_nbytes
+        path = path_in(scope)
         try:
             check(self._service, path, Headers(scope=scope))
         except RefusalError as error:
@@ -63,8 +64,8 @@ class Access:
         async def received() -> Message:
             message = await receive()
             nbytes = len(message.get("body", b""))
-            if held + nbytes > most:
-                raise _too_large(most)
+            if held + nbytes > MOST_NBYTES:
+                raise _too_large()
             hold(nbytes)
             return message
 
@@ -98,8 +99,8 @@ def check(service: Service, path: str, headers: Headers) -> None:
         # A proxy in front of this server may use the other header to find the end.
         raise RefusalError("the request has Content-Length beside chunks; send one of them")
     length = headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > service.body_nbytes:
-        raise _too_large(service.body_nbytes)
+    if length.isdecimal() and int(length) > MOST_NBYTES:
+        raise _too_large()
 
 
 def _is_ours(host: str, names: tuple[str, ...]) -> bool:
@@ -133,5 +134,5 @@ def _has_key(headers: Headers, key: str) -> bool:
     return hmac.compare_digest(token.strip().encode(), key.encode()) and scheme.lower() == "bearer"
 
 
-def _too_large(most: int) -> RefusalError:
-    return RefusalError(f"the body is larger than {most:,} bytes; send less", status=413)
+def _too_large() -> RefusalError:
+    return RefusalError(f"the body is larger than {MOST_NBYTES:,} bytes; send less", status=413)

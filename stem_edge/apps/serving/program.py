@@ -13,7 +13,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from stem_edge.apps.answers.openai.options import MOST_NBYTES
 from stem_edge.apps.serving.access import LOCAL_ORIGIN, LOCALHOST, Access
 from stem_edge.apps.serving.compute import END_SECONDS, Compute
 from stem_edge.apps.serving.http import tell_error
@@ -40,7 +39,6 @@ def app(
     api_key: str | None = None,
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
-    body_nbytes: int = MOST_NBYTES,
 ) -> Starlette:
     """Return a program that serves a model; run it with any ASGI server, or mount it in a program.
 
@@ -53,7 +51,6 @@ def app(
     hosts: names of this server in addition to localhost and IP addresses; "*": any name.
     origins: origins of other web pages that may send requests, like https://example.org; "localhost":
         pages of this machine; "*": any page.
-    body_nbytes: size limit of a request.
 
     The model is loaded when the server starts, or at the first request if the program is mounted. To end a
     mounted program, call `program.state.service.compute.end()`. Raises InputError.
@@ -76,7 +73,7 @@ def app(
         waiting=waiting,
         closes=callable(model),
     )
-    service = Service(compute, name, api_key, names, others, body_nbytes)
+    service = Service(compute, name, api_key, names, others)
     program = Starlette(
         routes=ROUTES,
         middleware=_middleware(service),

@@ -12,7 +12,6 @@ from typing import TypeVar, cast
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
-from stem_edge.apps.answers.openai.options import MOST_NBYTES
 from stem_edge.apps.answers.refusals import BUSY, RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.serving.compute import Compute
@@ -62,7 +61,6 @@ class Service:
     key: str | None = None  # API key; None: not needed
     hosts: tuple[str, ...] = ()  # names of this server in addition to localhost; "*": any
     origins: tuple[str, ...] = ()  # of other web pages that may send requests (CORS); "*": any
-    body_nbytes: int = MOST_NBYTES  # size limit of a request
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

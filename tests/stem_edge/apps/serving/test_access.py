@@ -21,7 +21,7 @@ KEY = "secret"
 
 @pytest.fixture
 def guarded(model: Model) -> Iterator[TestClient]:
-    program = app(model, api_key=KEY, hosts=["model.example"], body_nbytes=1000)
+    program = app(model, api_key=KEY, hosts=["model.example"])
     yield client_of(program)
     compute_of(program).end()
 
@@ -112,7 +112,8 @@ def test_origin(model: Model, origin: str, origins: tuple[str, ...], fine: bool)
     compute_of(program).end()
 
 
-def test_bodies_have_a_limit(guarded: TestClient) -> None:
+def test_bodies_have_a_limit(guarded: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MOST_NBYTES", 1000)
     for content in (b" " * 1001, iter([b" " * 100] * 20)):  # in chunks, without a length
         got = guarded.post(
             "/v1/completions", content=content, headers={"authorization": f"Bearer {KEY}"}
@@ -126,7 +127,7 @@ def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.Monkey
     monkeypatch.setattr(access, "SMALL_NBYTES", 8_000)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n"
     begun = head + b" " * 8_999
-    with listening(app(model, body_nbytes=10_000)) as port, ExitStack() as held:
+    with listening(app(model)) as port, ExitStack() as held:
         clients = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(2)]
         for client in clients:
             held.enter_context(client).sendall(begun)
