@@ -172,12 +172,11 @@ def cost_table(bundle: Bundle, context_length: int | None) -> str:
     return "\n".join([str(bundle.path), "", *wrapped(heading), "", *table(rows)])
 
 
-def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
+def geometry(path: str | Path) -> dict[str, Any]:
     """Measure norms of a bundle's table rows, and cosines between rows; return a JSON object.
 
-    sample: rows of each layer whose cosines are computed. By section 5.1 of the paper, rows that are nearly
-    orthogonal hardly disturb each other. Raises InputError unless the model has one row for each token, and
-    BundleError if a row has NaN or infinite values.
+    By section 5.1 of the paper, rows that are nearly orthogonal hardly disturb each other. Raises InputError
+    unless the model has one row for each token, and BundleError if a row has NaN or infinite values.
     """
     bundle = open_or_make(path)
     _check_rows(bundle)
@@ -185,7 +184,7 @@ def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
     with open_tables(bundle.file(TABLES)) as tables:
         order, layers = np.random.default_rng(0).permutation(count), []
         for layer, lengths in zip(tables.layers, _all_lengths(tables, count), strict=True):
-            chosen = np.sort(order[lengths[order] > 0][:sample])
+            chosen = np.sort(order[lengths[order] > 0][:SAMPLE])
             layers.append({"layer": layer} | layer_geometry(lengths, tables[chosen, layer]))
         width, kind = tables.layout.row_width, tables.kind
     return {
@@ -193,7 +192,7 @@ def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
         "tokens": count,
         "width": width,
         "row_type": kind,
-        "sample": sample,
+        "sample": SAMPLE,
         # 95 % of random directions have a |cos| up to this.
         "random_p95_abs": min(1.0, NormalDist().inv_cdf(0.975) / math.sqrt(width)),
         "layers": layers,
@@ -240,12 +239,8 @@ def layer_geometry(lengths: F32, sample: F32) -> dict[str, Any]:
 
 def row_lengths(rows: F32) -> F32:
     """Return the L2 norms [n] of rows [n, width]."""
-    # Divide by the greatest value first, because squares can overflow float32.
-    peaks = np.abs(rows).max(axis=1)
-    peaks[peaks == 0] = 1
-    with np.errstate(invalid="ignore"):
-        parts = rows / peaks[:, None]
-        return np.asarray(peaks * np.sqrt(np.einsum("ij,ij->i", parts, parts)), np.float32)
+    # As float64, because squares can overflow float32.
+    return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1), np.float32)
 
 
 def _all_lengths(tables: Tables, vocab_size: int) -> F32:

@@ -20,16 +20,14 @@ class PhaseMemory:
     peak_unevictable: int  # bytes of anonymous memory and swap
 
 
-def sampled(
-    reader: MemoryReader, work: Callable[[], T], interval: float = INTERVAL_SECONDS
-) -> tuple[T, PhaseMemory]:
+def sampled(reader: MemoryReader, work: Callable[[], T]) -> tuple[T, PhaseMemory]:
     """Call `work`; return its result, and the memory of the reader's process meanwhile."""
     done, peak = threading.Event(), reader.unevictable()
 
     def watch() -> None:
         nonlocal peak
         with suppress(OSError):  # the process has ended; whoever waits for its answer reports that
-            while not done.wait(interval):
+            while not done.wait(INTERVAL_SECONDS):
                 peak = max(peak, reader.unevictable())
 
     thread = threading.Thread(target=watch, name="stem-edge-sampler")

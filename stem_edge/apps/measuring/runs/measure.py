@@ -16,7 +16,6 @@ from typing import Any, Unpack
 
 import psutil
 
-import stem_edge
 from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
@@ -95,8 +94,7 @@ def measure(
         "cold": cold,
         "options": load_options(chosen),
     }
-    versions = {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
-    return Report(str(opened.path), machine(), versions, settings, found)
+    return Report(str(opened.path), machine(), settings, found)
 
 
 def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str], None]) -> None:

@@ -70,7 +70,6 @@ class Round:
             "hit_rate": grown["hits"] / used,
             "flash_bytes_per_token": grown["bytes_read"] / count,
             "stall_seconds_per_token": grown["stall_seconds"] / count,
-            "network_bytes_per_token": grown.get("network_bytes", 0) / count,
             "slots": self.counters["slots"],
         }
 
@@ -96,7 +95,6 @@ class Report:
 
     bundle: str
     machine: str
-    versions: dict[str, str]
     settings: dict[str, Any]
     subjects: dict[str, SubjectResult]  # the first one is the bundle
 

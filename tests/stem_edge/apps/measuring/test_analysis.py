@@ -15,6 +15,7 @@ from installed import DEMO
 from stores import write_store
 
 import stem_edge
+from stem_edge.apps.measuring import analysis
 from stem_edge.apps.measuring.analysis import (
     THRESHOLDS,
     LayerShape,
@@ -134,12 +135,12 @@ def test_a_layer_is_as_numpy_says_and_lengths_do_not_matter(scale: float) -> Non
     assert np.allclose(found["lengths"], np.percentile(long, (0, 50, 100)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("sample", [40, 2048])
-def test_a_bundle_of_quantized_rows(tiny_bundle: Path, sample: int) -> None:
-    found = geometry(tiny_bundle, sample)
+def test_a_bundle_of_quantized_rows(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis, "SAMPLE", 40)
+    found = geometry(tiny_bundle)
     assert (found["tokens"], found["width"], found["row_type"]) == (300, 64, "int8")
     assert [each["layer"] for each in found["layers"]] == [1, 2]
-    chosen = np.sort(np.random.default_rng(0).permutation(300)[:sample])
+    chosen = np.sort(np.random.default_rng(0).permutation(300)[:40])
     with stem_edge.open_tables(tiny_bundle) as tables:
         for each in found["layers"]:
             rows = tables[:, each["layer"]]

@@ -59,7 +59,7 @@ def test_the_thread_ends_when_the_process_does() -> None:
         wait_for(no_thread)
 
     with pytest.raises(ProcessLookupError):
-        sampled(reader, end, 0.001)
+        sampled(reader, end)
 
 
 def test_peaks_are_those_of_the_work() -> None:
@@ -71,8 +71,8 @@ def test_peaks_are_those_of_the_work() -> None:
         reader.anonymous = 20
         return "loaded"
 
-    found, memory = sampled(reader, load, 0.001)
+    found, memory = sampled(reader, load)
     assert (found, memory.peak_unevictable) == ("loaded", 101)
     assert memory.at_end == Memory(20, swap=1, tables=5)
-    _, later = sampled(reader, lambda: None, 0.001)
+    _, later = sampled(reader, lambda: None)
     assert later.peak_unevictable == 21

@@ -33,7 +33,7 @@ def run(speed: float = 1.0, peak: int = 100, **changes: object) -> Round:
 
 
 def report(**subjects: SubjectResult) -> Report:
-    return Report("model", "a machine", {}, SETTINGS, subjects)
+    return Report("model", "a machine", SETTINGS, subjects)
 
 
 SETTINGS = {
@@ -54,7 +54,6 @@ SETTINGS = {
         ("hit_rate", 20 / 30),
         ("flash_bytes_per_token", 1000),
         ("stall_seconds_per_token", 0.1),
-        ("network_bytes_per_token", 0),
         ("slots", 64),
     ],
 )
