@@ -70,22 +70,18 @@ class SourceFile:
 
     def read(self, at: int, nbytes: int) -> bytes:
         """Read `nbytes` bytes at offset `at`. Raises CheckpointError, also past the file's end."""
-        return self._fill(np.empty(nbytes, np.uint8), at).tobytes()
+        return self.values(at, nbytes, "u1").tobytes()
 
     def values(self, at: int, count: int, dtype: str) -> npt.NDArray[Any]:
         """Read `count` values of a numpy type at offset `at`. Raises CheckpointError."""
         array = np.empty(count, dtype)
-        self._fill(array.view(np.uint8), at)
-        return array
-
-    def _fill(self, array: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.uint8]:
         try:
-            done = disk.fill(self._descriptor, array.data, at)
+            done = disk.fill(self._descriptor, array.view(np.uint8).data, at)
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check "
                 "the disk, or copy the file again"
             ) from error
-        if done < len(array) or os.fstat(self._descriptor).st_mtime_ns != self._mtime_ns:
+        if done < array.nbytes or os.fstat(self._descriptor).st_mtime_ns != self._mtime_ns:
             raise CheckpointError(f"{self.path}: {CHANGED}")
         return array

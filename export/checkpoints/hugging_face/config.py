@@ -17,7 +17,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.keys import CODE, check_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import QUANTIZED, stores_codes
+from stem_edge.export.checkpoints.hugging_face.packed import GEMMA, QUANTIZED
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import (
     Heads,
@@ -211,7 +211,10 @@ def read_config(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
     given = kinds[kind].text(whole)
-    packed = kinds[kind].packable and stores_codes(whole | given)
+    stored = (whole | given).get(QUANTIZED)
+    packed = (
+        kinds[kind].packable and isinstance(stored, dict) and stored.get("quant_method") == GEMMA
+    )
     if packed:
         whole.pop(QUANTIZED, None)
         given.pop(QUANTIZED, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -57,9 +56,3 @@ class PackedFiles(TensorFiles):
                 f"{tensor.path}: {name} is {list(tensor.shape)}; expected one number"
             )
         return float(np.ravel(tensor.rows(0, 1))[0])
-
-
-def stores_codes(given: Mapping[str, Any]) -> bool:
-    """Return True if `given`, a config.json, says that matrices have gemma quantization."""
-    found = given.get(QUANTIZED)
-    return isinstance(found, dict) and found.get("quant_method") == GEMMA

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
@@ -15,7 +14,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.costs import DAMAGED
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     check_weights,
     format_of,
@@ -26,8 +25,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     GraphSource,
     onnxruntime_errors,
 )
-
-from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
 def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:

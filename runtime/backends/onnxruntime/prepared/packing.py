@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -68,12 +68,16 @@ class Packer:
         """
         fresh = {n: t for n, t in graph.tensors.items() if t.file and t not in self._placed}
         if fresh:
-            plan, nodes = WeightPlan(f"{name}.data"), _packing(graph, fresh)
-            matrices = {node.inputs[1] for node in nodes}
+            plan, packed = (
+                WeightPlan(f"{name}.data"),
+                (n for n in graph.nodes if n.op in ACTIVATIONS),
+            )
+            # Matrix -> one node that multiplies by it.
+            matrices = {node.inputs[1]: node for node in packed if node.inputs[1] in fresh}
             with (self.folder / plan.file).open("w+b") as file:
                 for tensor in sorted(fresh, key=lambda tensor: tensor not in matrices):
                     self._copy_plain(fresh[tensor], file, plan)
-            for group in _groups(nodes, fresh):
+            for group in _groups(matrices.values(), fresh):
                 self._pack_group(_products_of(graph, group), plan)
         (self.folder / name).write_bytes(encode(self._over_packed(graph)))
 
@@ -111,7 +115,11 @@ class Packer:
         tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
         tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
         widened = {name for name, t in tensors.items() if t.type != graph.tensors[name].type}
-        nodes = [_with_u8_matrix(one) if widened & set(one.inputs) else one for one in graph.nodes]
+        nodes = [
+            # With a zero point of 128 for a matrix that is u8 now instead of s8.
+            replace(one, inputs=[*one.inputs, one.inputs[4]]) if widened & set(one.inputs) else one
+            for one in graph.nodes
+        ]
         return replace(graph, nodes=nodes, tensors=tensors)
 
 
@@ -136,13 +144,7 @@ def packed_forms(saved: bytes, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _packing(graph: Graph, fresh: Collection[str]) -> list[Node]:
-    """Return, for each matrix named in `fresh` that onnxruntime packs, one node that multiplies by it."""
-    nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
-    return [node for name, node in nodes.items() if name in fresh]
-
-
-def _groups(nodes: Sequence[Node], tensors: dict[str, Tensor]) -> Iterator[list[Node]]:
+def _groups(nodes: Iterable[Node], tensors: dict[str, Tensor]) -> Iterator[list[Node]]:
     group, nbytes = list[Node](), 0
     for node in nodes:
         size = tensors[node.inputs[1]].nbytes
@@ -168,11 +170,6 @@ def _products_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
         made.input(x, ACTIVATIONS[node.op], [1, "T", width])
         made.output(node.outputs[0], np.float32, None)
     return made
-
-
-def _with_u8_matrix(node: Node) -> Node:
-    """Return a product node for a u8 instead of an s8 matrix, with zero point 128."""
-    return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 
 def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:

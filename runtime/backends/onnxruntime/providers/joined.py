@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import embedding, head, products_of
-from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
+from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.layer import wanted
@@ -21,7 +20,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     unblocked_attention,
     with_states_of,
 )
-from stem_edge.tables.rows import RecordLayout
 
 
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
@@ -31,28 +29,21 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
     bits. With `prefill`, `rest` and `head` (graph/names.py) are returned, too, for a prompt's last
     step.
     """
-    described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     others = separate(bundle, prefill=prefill, kv=kv)
     for name in (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD))):
         others.pop(name, None)
-    step = joined(*described, kv=kv, unblocked=unblocked_attention(bundle, kv))
-    return {io.STEP: with_states_of(bundle, step)} | others
+    return {io.STEP: with_states_of(bundle, _joined(bundle, kv))} | others
 
 
-def joined(
-    config: ModelConfig,
-    layout: RecordLayout | None,
-    format: BackboneFormat,
-    *,
-    kv: KvType = "fp32",
-    unblocked: bool = False,
-) -> Graph:
+def _joined(bundle: Bundle, kv: KvType) -> Graph:
     """Build one graph of all layers and the head, over the same weight file as separate graphs.
 
     It computes the same bits, but wakes onnxruntime's threads only once per step.
     """
+    config, layout, format = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
-    cache = place_peaks(plan, config, format, kv)._replace(unblocked=unblocked)
+    cache = place_peaks(plan, config, format, kv)
+    cache = cache._replace(unblocked=unblocked_attention(bundle, kv))
     if not format.tied:
         embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # only its place
     products = products_of(config, graph, plan, format)
