@@ -21,7 +21,6 @@ from stem_edge.system.memory import own_memory, return_freed_memory
 
 log = logging.getLogger(__name__)
 UNUSABLE = "the model cannot be used; the log of the server says why"
-REST_SECONDS = 0.2  # from the last answer until freed memory is returned
 END_SECONDS = 10.0  # wait for a model that is being loaded when the server ends
 REQUESTS_NBYTES = 80 << 20  # memory of requests, and of the process that renders chats
 GRAMMAR_NBYTES = 128  # memory of a compiled grammar for each of its characters, roughly
@@ -170,16 +169,12 @@ class Compute:
             model.limit_texts(self.memory_limit)
             self.counters = model.engine.rows.counters()
             self._found = model, model.scheduler(self.sequences)
-            worked = False  # True: freed memory of answers has not been returned yet
             while not self._ending:
-                if not self._wake.wait(REST_SECONDS if worked else None):
-                    self.give_back()
-                    worked = False
-                    continue
+                self._wake.wait()
                 self._wake.clear()
                 while not self._ending and self._found[1].busy:
                     self._step_all(*self._found)
-                worked = True
+                self.give_back()
         except BaseException as error:
             self._fail(error)  # first, so that no new request is accepted
             told = failed()

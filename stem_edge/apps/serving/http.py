@@ -31,7 +31,6 @@ VALUE_NBYTES = 120  # memory of one JSON value, at most, roughly
 # How messages of msgspec name a field.
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"missing required field `(.*?)`")
-FLOAT = "got `float`"  # msgspec's message if a field must be a whole number
 COMMENT = b":\n\n"  # an event that clients skip
 STREAM_HEADERS = {
     "cache-control": "no-cache",
@@ -55,13 +54,8 @@ async def read(request: Request, kind: type[T]) -> T:
 def decoded(body: bytes, kind: type[T]) -> T:
     """Decode JSON into a struct; integer fields accept 40.0. RefusalError names the wrong field."""
     try:
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except msgspec.ValidationError as error:
-            if FLOAT not in str(error):
-                raise
-            # Some clients have only floats, and write 40 as 40.0.
-            return msgspec.json.decode(body, type=kind, strict=False)
+        # Not strict, because some clients have only floats, and write 40 as 40.0.
+        return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
         place = PLACE.search(str(error)) or MISSING.search(str(error))
         param = place[1] if place is not None else None
@@ -89,7 +83,7 @@ async def _whole(service: Service, asked: AskedChat | Asked, replies: Replies) -
     found = await replies.whole()
     figures = {"timings": service.timings(replies.made[0])} if found else {}
     # In a thread, because log probabilities may need the texts of thousands of tokens.
-    choices = await service.answers.run(lambda: asked.whole(found))
+    choices = await service.run(lambda: asked.whole(found), service.answers)
     body = {"choices": choices, "usage": usage(asked.requests, asked.body.count)}
     return head(service.name, asked.id_prefix, asked.kind) | body | figures
 
@@ -124,7 +118,7 @@ async def _choices(
     """Convert an event of an answer to OpenAI's choices; a thread formats log probabilities."""
     if asked.body.logprobs is None or asked.body.logprobs is False:
         return asked.choices(number, piece)
-    return await service.answers.run(lambda: asked.choices(number, piece))
+    return await service.run(lambda: asked.choices(number, piece), service.answers)
 
 
 def event(data: object) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from typing import TypeVar, cast
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
-from stem_edge.apps.answers.refusals import BUSY, RefusalError
 from stem_edge.apps.answers.token_texts import TokenTexts
 from stem_edge.apps.serving.compute import Compute
 from stem_edge.apps.serving.reply import Reply
@@ -21,35 +19,6 @@ from stem_edge.runtime.model import Model
 from stem_edge.system.memory import own_memory
 
 T = TypeVar("T")
-
-
-class RequestThreads:
-    """Worker threads that tokenize requests and format answers.
-
-    most: number of threads. waiting: largest number of calls that wait for a thread; a waiting call
-    holds a connection and memory. after: called in the thread after each call.
-    """
-
-    def __init__(self, most: int, waiting: int, after: Callable[[], None]) -> None:
-        self._limiter, self._room, self._inside = CapacityLimiter(most), most + waiting, 0
-        self._after = after
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run work in one of the threads. Raises RefusalError if too many calls wait."""
-
-        def done() -> T:
-            try:
-                return work()
-            finally:
-                self._after()
-
-        if self._inside >= self._room:
-            raise RefusalError("too many requests wait for a thread; try again later", status=BUSY)
-        self._inside += 1  # the limiter itself counts later
-        try:
-            return await to_thread.run_sync(done, limiter=self._limiter)
-        finally:
-            self._inside -= 1
 
 
 @dataclass
@@ -64,11 +33,19 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        """Create threads that tokenize and format, and give freed memory back after each task."""
-        after = self.compute.give_back
-        self.prompts = RequestThreads(2, 64, after)
-        # Answers are never refused for waiting: Compute limits their number.
-        self.answers = RequestThreads(1, sys.maxsize - 1, after)
+        """Limit the threads that tokenize prompts, and those that format answers."""
+        self.prompts, self.answers = CapacityLimiter(2), CapacityLimiter(1)
+
+    async def run(self, work: Callable[[], T], threads: CapacityLimiter) -> T:
+        """Run work in one of the threads, which then gives freed memory back."""
+
+        def done() -> T:
+            try:
+                return work()
+            finally:
+                self.compute.give_back()
+
+        return await to_thread.run_sync(done, limiter=threads)
 
     @cached_property
     def token_texts(self) -> TokenTexts:

@@ -15,7 +15,8 @@ async def chat(request: Request) -> Response:
     service = service_of(request)
     body = await read(request, ChatBody)
     service.compute.check(body.count)
-    asked = await service.prompts.run(lambda: body.asked(service.model, service.token_texts))
+    model, texts = service.model, service.token_texts
+    asked = await service.run(lambda: body.asked(model, texts), service.prompts)
     replies = service.compute.submit(asked.requests, request.scope["hold"], asked.reader)
     return await respond(request, service, asked, replies)
 

@@ -22,7 +22,7 @@ async def completions(request: Request) -> Response:
     """Continue prompts, or return the log probabilities of the prompts' tokens, or both."""
     service = service_of(request)
     body = await read(request, CompletionBody)
-    asked = await service.prompts.run(lambda: _prepare(service, body))
+    asked = await service.run(lambda: _prepare(service, body), service.prompts)
     if body.echo and body.logprobs is not None:
         await until_left(request, _score(service, asked, request.scope["hold"]))
     requests = asked.requests if asked.generates else []
