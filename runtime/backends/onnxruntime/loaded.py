@@ -81,10 +81,6 @@ def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[st
     return tables
 
 
-class NotOpened(RuntimeWarning):
-    """Warning: a graph that only saves time cannot be opened, so answers take longer."""
-
-
 class LaterSessions:
     """Sessions of optional graphs, which only save time; each group of graphs is opened at first use.
 
@@ -107,9 +103,8 @@ class LaterSessions:
                 self._open[group] = self._opener(self._groups[group])
             except (BackendError, OutOfMemoryError) as error:
                 self._failed[group] = str(error)
-                warnings.warn(
-                    NotOpened(f"{error}; answers take longer, and more memory"), stacklevel=2
-                )
+                told = f"{error}; answers take longer, and more memory"
+                warnings.warn(told, RuntimeWarning, stacklevel=2)
                 raise BackendError(str(error)) from error
         return self._open.get(group, {})
 

@@ -32,10 +32,6 @@ WORKER = "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker"
 TEMPORARY = ".making-"  # prefix of folders that are being filled, or were until a kill
 
 
-class NotPrepared(RuntimeWarning):
-    """Warning: repacked weights could not be saved, so each load takes more time and memory."""
-
-
 def make_or_warn(
     bundle: Bundle, options: LoadOptions, kv: KvType, obstacle: str
 ) -> Prepacked | None:
@@ -45,7 +41,7 @@ def make_or_warn(
             raise BackendError(obstacle)
         return make(bundle, options.cache_dir, options.cpus, options.progress, kv)
     except BackendError as error:
-        warnings.warn(NotPrepared(str(error)), stacklevel=5)
+        warnings.warn(str(error), RuntimeWarning, stacklevel=5)
         return None
 
 

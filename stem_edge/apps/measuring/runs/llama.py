@@ -6,7 +6,6 @@ Needs pip install 'stem-edge[bench]'.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from pathlib import Path
 
 import llama_cpp
@@ -18,7 +17,7 @@ BATCH = 512
 
 
 class LlamaModel:
-    """A loaded GGUF file with one context; both are freed when this object is garbage-collected.
+    """A loaded GGUF file with one context; both are freed when the process ends.
 
     lazy: True: read rows of per-layer embeddings when they are needed; False: load all rows. Default:
         llama.cpp decides by their size.
@@ -41,20 +40,17 @@ class LlamaModel:
         if lazy is not None:
             on, off = llama_cpp.LLAMA_LAZY_MODE_ON, llama_cpp.LLAMA_LAZY_MODE_OFF
             model_params.lazy_mode = on if lazy else off
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
-        if not self._model:
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        if not model:
             raise BackendError(f"llama.cpp cannot load {path}")
-        weakref.finalize(self, llama_cpp.llama_model_free, self._model)
         params = llama_cpp.llama_context_default_params()
         # A batch must hold a whole prompt, because llama.cpp aborts if a call passes more tokens.
         params.n_ctx, params.n_batch, params.n_ubatch = context, context, BATCH
         params.n_threads = params.n_threads_batch = threads
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise BackendError(f"llama.cpp cannot make a context of {context} tokens for {path}")
-        # Finalizers run in reverse order: the context must go before its model.
-        weakref.finalize(self, llama_cpp.llama_free, self._context)
-        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
 
     def counters(self) -> dict[str, float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +32,6 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     return write_model(tmp_path_factory.mktemp("gguf") / "m.gguf", LlamaForCausalLM(config), "F16")
-
-
-def test_a_model_is_freed_with_its_last_reference(gguf: Path) -> None:
-    from stem_edge.apps.measuring.runs.llama import LlamaModel
-
-    model = LlamaModel(gguf, 32, 1)
-    gone, mapped = weakref.ref(model), Path("/proc/self/maps")
-    if mapped.exists():
-        assert str(gguf) in mapped.read_text()
-    del model
-    gc.collect()
-    assert gone() is None
-    if mapped.exists():
-        assert str(gguf) not in mapped.read_text()
 
 
 def test_prompts_longer_than_the_usual_batch_and_the_same_choice_again(gguf: Path) -> None:
