@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from msgspec.structs import replace as changed
+
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -64,7 +66,9 @@ def keep_stored_types(source: Checkpoint, recipe: Recipe) -> Plan:
             )
         return plan
     plan = replace(plan, format=found, nats=None, own_types=True)
-    return replace(plan, format=found.with_kv_peaks()) if plan.judged else plan
+    if plan.judged and found.packed:
+        plan = replace(plan, format=changed(found, kv_peaks=True))
+    return plan
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufFormat:

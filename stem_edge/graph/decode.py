@@ -97,14 +97,19 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
     weight = products.vector("norm", config.dim)
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap
-    # The last of product, bias and cap must be named logits, which is the name of the graph's output.
+    best = products.format.best(config)
+    # The last of product, best logits, bias and cap must be named logits, the name of the graph's output.
     logits = products.product(
-        "head" if bias or cap else io.LOGITS,
+        "head" if best or bias or cap else io.LOGITS,
         "head",
         normed,
         ("embedding" if config.tied_head else "head",),
         (rows, config.dim),
     )
+    if best:
+        from stem_edge.graph.special.best_logits import best_again  # only for large heads
+
+        logits = best_again(products, config, normed, logits, "head.best" if cap else io.LOGITS)
     if bias:
         constant = products.vector("head.bias", rows)
         logits = graph.add("Add", [logits, constant], "head.biased" if cap else io.LOGITS)

@@ -36,6 +36,7 @@ SMALL_KINDS: tuple[MatrixKind, ...] = (
     *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out", "assistant",
 )  # fmt: skip
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
+BEST = 1024  # see BackboneFormat.best
 QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
@@ -87,16 +88,14 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Return the bits per weight of the product `name`, or of its `kind`."""
         return WEIGHT_BITS[self.type_of(kind, name)]
 
-    def with_kv_peaks(self) -> BackboneFormat:
-        return msgspec.structs.replace(self, kv_peaks=True)
+    def best(self, model: ModelConfig) -> int:
+        """Return how many of a token's greatest logits are computed again, from the embedding's 8-bit rows.
 
-    def stored_once(self, shared: bool) -> BackboneFormat:
-        """Return this format, with `tied` set if embedding and head can be one stored matrix.
-
-        shared: True if they are one matrix in the model. They must also have the same type.
+        0 unless embedding and head are one matrix in the model, and the head is stored with 4 bits.
         """
-        same = self.type_of("embedding") == self.type_of("head")
-        return msgspec.structs.replace(self, tied=shared and same)
+        bits = self.bits("head"), self.bits("embedding")
+        again = model.tied_head and not model.ranges and bits == (4, 8)
+        return min(BEST, model.vocab_size) if again else 0
 
     def types(self) -> set[WeightType]:
         return {self.type_of(kind) for kind in MATRIX_KINDS} | set(self.matrices.values())
@@ -122,14 +121,6 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def name(self) -> str:
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
-
-    def with_kv_peaks(self) -> GgufFormat:
-        """Return this format unchanged: ggml needs no peaks of keys and values."""
-        return self
-
-    def stored_once(self, shared: bool) -> GgufFormat:
-        """Return this format unchanged: a tied embedding and head are always one GGUF tensor."""
-        return self
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

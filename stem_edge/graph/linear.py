@@ -111,7 +111,7 @@ class Products:
             return self.graph.add("Gather", [weight, ids], result)
         if bits == 4 and self.format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
-        if not self.format.tied:
+        if not self.plan.of(name, Blocks):
             block = self._block(name, shape[1])
             piece = self._piece(name, (0, shape[0]), shape[1], bits, block, points=True)
             self.plan.items.append(Blocks(name, name, (name,), bits, block, (piece,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.kv import X86
 from stem_edge.graph.names import head_width, kv_capacity
 from stem_edge.runtime.backends.costs import SIZES, Needs, Part
@@ -80,7 +81,7 @@ def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
     """Return the bytes of activations that do not depend on chunk size: RoPE tables, two logit vectors, experts."""
     config = footprint.model
     turning = {layer.rope: head_width(layer) for layer in config.layers}
-    values = context * sum(turning.values()) + 2 * config.vocab_size
+    values = context * sum(turning.values()) + 2 * config.vocab_size + _best_values(footprint)
     return FLOAT * (values + _experts_values(footprint, threads))
 
 
@@ -114,7 +115,13 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0
-    return FLOAT * (values + LOGIT_ARRAYS * config.vocab_size)
+    return FLOAT * (values + LOGIT_ARRAYS * config.vocab_size + _best_values(footprint))
+
+
+def _best_values(footprint: Footprint) -> int:
+    """Return the number of values in the embedding's rows from which a token's greatest logits are computed again."""
+    model, backbone = footprint.model, footprint.backbone
+    return backbone.best(model) * model.dim if isinstance(backbone, BackboneFormat) else 0
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:

@@ -10,7 +10,6 @@ import pytest
 import stem_edge
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job import recipe as job_recipe
 from stem_edge.export.job.plan import plan_of
 from stem_edge.export.job.recipe import Recipe
 from stem_edge.export.job.table_plan import RowStorage
@@ -31,7 +30,6 @@ GGML = {"engine": "ggml"}
         ({"type": "q4_0"}, "with the engine onnxruntime; q4_0 needs --engine ggml"),
         (GGML | {"type": "q2"}, "type is 'q2'; expected one of .*f32, f16, q8_0, .* engine ggml$"),
         (GGML | {"type": "int4"}, "with the engine ggml; int4 needs --engine onnxruntime"),
-        (GGML | {"prefill_graph": False}, "^prefill_graph: for the engine onnxruntime only"),
         (GGML | {"prefill_graph": True}, "^prefill_graph: for the engine onnxruntime only"),
         (GGML | {"assistant": "there"}, "^assistant: for the engine onnxruntime only"),
     ],
@@ -46,14 +44,10 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path
     ("options", "weights", "nats"),
     [
         ({}, "int4", 0.033),
-        ({"type": "balanced"}, "int4", 0.033),
         ({"type": "small"}, "int4", 0.1),
         ({"type": "near-lossless"}, "int8", None),
         ({"type": "int4"}, "int4", None),
-        ({"type": "int8"}, "int8", None),
-        ({"type": "fp32"}, "fp32", None),
         (GGML, "q4_k_m", None),
-        (GGML | {"type": "balanced"}, "q4_k_m", None),
         (GGML | {"type": "small"}, "q4_0", None),
         (GGML | {"type": "near-lossless"}, "q8_0", None),
         (GGML | {"type": "q6_k"}, "q6_k", None),
@@ -73,13 +67,3 @@ def test_a_type_is_one_name(
 def test_rows_have_groups_of_their_type(tiny_checkpoint: Path, rows: Any, group: int) -> None:
     found = plan_of(read_checkpoint(tiny_checkpoint), Recipe(rows=rows))
     assert found.rows == RowStorage(rows or "int8", group)
-
-
-@pytest.mark.parametrize(("options", "bound"), [({}, 0.5), ({"max_kl": 0.1}, 0.1)])
-def test_the_farthest_that_is_kept(options: dict[str, Any], bound: float) -> None:
-    assert Recipe(**options).bound == bound
-
-
-def test_threads_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_recipe, "usable_cpus", lambda: 3)
-    assert (Recipe().cpus, Recipe(threads=2).cpus) == (3, 2)

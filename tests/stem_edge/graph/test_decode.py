@@ -33,7 +33,7 @@ from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 
 INT4 = {"type": "int4", "rows": "int8"}
 WIDE = {"dim": 64, "d_ff": 96}
-KINDS = usual_format("int4", kinds={"down": "int8", "wo": "fp32"})
+KINDS = usual_format("int4", kinds={"down": "int8", "wo": "fp32", "embedding": "int8"})
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fp32": ("stem", {}, {"type": "fp32", "rows": "fp32"}),
     "int8, post norms": ("post norms", {}, {"type": "int8"}),

@@ -39,7 +39,7 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     context = min(MEASURED_TOKENS, model.max_context)
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=False).host
     # KV caches of a text and of the sequences of a batch with the same text; logits of steps, to be compared.
-    steps = (MOST + 1) * part.kv_cache + 3 * MOST * FLOAT * model.vocab_size
+    steps = (MOST + 1) * part.kv_cache + MOST * part.logits
     steps += part.fixed + context * part.chunk_token + int(APART_SHARE * apart_nbytes(model))
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
     return Preparing(

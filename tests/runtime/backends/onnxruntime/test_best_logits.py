@@ -1,0 +1,47 @@
+"""Heads of 4 bits whose greatest logits are computed again from the embedding's rows of 8 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from architectures import SIZES, write
+from formats import export_as, usual_format
+
+import stem_edge
+from stem_edge.config import ModelConfig
+from stem_edge.export.job import measured_types, plan, recipe
+from stem_edge.graph.formats import BEST
+
+CONFIG = ModelConfig(**(SIZES | {"vocab_size": BEST + 500, "dim": 64, "tied_head": True}))
+
+
+def test_only_the_greatest_are_as_exact_as_8_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ids, _ = write(tmp_path / "checkpoint", CONFIG, tokens=8)
+    prompts, found, heads = [ids[:n] for n in (2, 5, 8)], dict[str, Any](), ("int4", "fp32")
+    for head in heads:
+        format = usual_format("fp32", block_size=32, kinds={"embedding": "int8", "head": head})
+        made = export_as(path, tmp_path / head, format, rows="fp32", max_kl=9.0)
+        with stem_edge.load(made.path, threads=1) as model:
+            found[head] = model.logits(ids)
+            alone = [model.generate_text(each, max_new_tokens=6) for each in prompts]
+            assert model.generate_texts(prompts, max_new_tokens=6) == alone
+        with stem_edge.load(made.path, threads=1, device_memory="1GB") as model:
+            best = np.argsort(found[head], axis=1)[:, -99:]
+            one, other = (np.take_along_axis(x, best, 1) for x in (found[head], model.logits(ids)))
+            assert np.allclose(one, other, atol=1e-3)
+    order, wrong = np.argsort(-found["fp32"], axis=1), np.abs(found["int4"] - found["fp32"])
+    wrong = np.take_along_axis(wrong, order, axis=1)
+    assert wrong[:, : BEST // 2].max() < wrong[:, BEST:].mean() / 2
+    # An export chooses such a head if it is large.
+    monkeypatch.setitem(plan.NATS, recipe.BALANCED, 0.0)
+    for least, head in ((CONFIG.vocab_size * CONFIG.dim, "int4"), (1 << 30, "int8")):
+        monkeypatch.setattr(measured_types, "LARGE_HEAD", least)
+        chosen = stem_edge.export_bundle(path, tmp_path / head, max_kl=9.0, force=True)
+        assert chosen.manifest.backbone is not None
+        types = [chosen.manifest.backbone.type_of(kind) for kind in ("embedding", "head")]
+        assert types == ["int8", head]
