@@ -68,16 +68,11 @@ def measure(
     if rounds < 1:
         raise InputError(f"rounds is {rounds}; expected at least 1")
     work = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
-    chosen = replace(
-        given,
-        engine=choose_engine(opened, given.engine),
-        context_length=given.context_length or work.tokens,
-        threads=given.cpus,
-    )
+    chosen = replace(given, engine=choose_engine(opened, given.engine))
     subjects = make_subjects(opened, chosen, cases, against)
     if cold:
         drop_pages(())  # raises where that is not possible
-    sizes = chosen.context_length or work.tokens, chosen.cpus
+    sizes = given.context_length or work.tokens, given.cpus
     try:
         for subject in subjects:
             _load_once(subject, sizes, notify)

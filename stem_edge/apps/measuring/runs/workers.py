@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 from stem_edge import errors
 from stem_edge.apps.measuring.runs.worker import KINDS
@@ -124,16 +123,14 @@ class WorkerProcess:
         )
 
     def _send(self, line: str) -> str:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            return ""
-        print(line, file=stdin, flush=True)
-        return stdout.readline()
+        print(line, file=self._process.stdin, flush=True)
+        return cast(IO[str], self._process.stdout).readline()
 
     def _died(self, phase: str) -> str:
         begin = f"{self.subject.name} ended while it was measured, in phase {phase}: "
-        status = self._status()
-        if status is None:
+        try:
+            status = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
             return f"{begin}its memory cannot be read, or it stopped answering; see what it printed"
         if status == -SIGKILL:
             return (
@@ -144,27 +141,12 @@ class WorkerProcess:
         return f"{begin}{how}; see what it printed"
 
     def close(self) -> None:
-        """End the process, which stops when its stdin is closed."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-        self._status()
-
-    def _status(self) -> int | None:
-        """Return the exit status; None if the process did not end in time and was killed."""
-        try:
-            return self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            return None
+        """End the process, which has nothing to save."""
+        self._process.kill()
+        self._process.communicate()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an error, the worker may be busy for minutes with a request that nobody needs.
-        if kind is not None:
-            self._process.kill()
+    def __exit__(self, *_: object) -> None:
         self.close()
