@@ -15,7 +15,6 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scheduling.request import Request
-from stem_edge.sampling import CONVERSATION
 from stem_edge.text.messages import checked_messages, checked_tools
 from stem_edge.text.thoughts import LAST_TOKENS
 from stem_edge.text.tool_calls.families import Family
@@ -96,8 +95,8 @@ def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
 def prompt_ids(
     model: Model,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_arguments: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    template_arguments: Mapping[str, Any] | None,
 ) -> list[int]:
     """Tokenize messages: formatted by the chat template or, if the model has none, joined."""
     if not messages:
@@ -111,15 +110,6 @@ def prompt_ids(
         return model.tokenize(joined)
     text = model.chat_prompt(messages, tools=tools, template_arguments=template_arguments)
     return model.tokenize(text)
-
-
-def params_of(model: Model, **fields: Any) -> SamplingParams:
-    """Return sampling params; absent fields get the model's defaults. Raises RefusalError."""
-    try:
-        return model.chosen(SamplingParams(**fields), CONVERSATION)
-    except InputError as error:
-        name, _, rest = str(error).partition(" ")
-        raise RefusalError(f"{name} {rest}", name) from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 
 from stem_edge.apps.answers.events import AnswerEvents
 from stem_edge.apps.answers.refusals import BUSY, UNAVAILABLE, RefusalError, failed, public
@@ -29,20 +29,18 @@ GRAMMAR_NBYTES = 128  # memory of a compiled grammar for each of its characters,
 class Compute:
     """The thread that loads the model and computes all answers.
 
-    sequences: largest number of answers that decode together. waiting: largest number of queued
-    requests. closes: True to close the model when the thread ends.
+    sequences: largest number of answers that decode together. waiting: that of queued requests.
     """
 
     def __init__(
         self,
-        open_model: Callable[[], Model],
+        open_model: Callable[[], AbstractContextManager[Model]],
         *,
         sequences: int,
         waiting: int,
-        closes: bool,
     ) -> None:
         self.sequences, self._waiting = sequences, waiting
-        self._open_model, self._closes = open_model, closes
+        self._open_model = open_model
         self._found: tuple[Model, Scheduler] | None = None  # None until the model is loaded
         # Request whose answer has not ended -> function that delivers its chunks.
         self._deliver = dict[Request, Callable[[Chunk], None]]()
@@ -155,8 +153,7 @@ class Compute:
 
     def _run(self) -> None:
         try:
-            model = self._open_model()
-            with model if self._closes else nullcontext():
+            with self._open_model() as model:
                 self._serve(model)
         except BaseException as error:
             self._fail(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -68,10 +68,9 @@ def app(
             f"origins: {shown(wrong[0])} is none; give one like https://example.org, localhost, or *"
         )
     compute = Compute(
-        model if callable(model) else lambda: model,
+        model if callable(model) else lambda: nullcontext(model),
         sequences=sequences,
         waiting=waiting,
-        closes=callable(model),
     )
     service = Service(compute, name, api_key, names, others)
     program = Starlette(

@@ -11,11 +11,13 @@ import msgspec
 
 import stem_edge
 from stem_edge.apps.answers.refusals import RefusalError
-from stem_edge.apps.answers.turn import naming, params_of
+from stem_edge.apps.answers.turn import naming
+from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scheduling.request import Request
+from stem_edge.sampling import CONVERSATION
 
 MOST_NBYTES = 4 << 20  # of a request, and of a row of a batch
 MOST_DIGITS = 10  # of a token id; Python refuses to parse much longer numbers
@@ -115,7 +117,7 @@ class Options(msgspec.Struct):
             name, most = self.logprobs_field, MOST_LOGPROBS
             raise RefusalError(f"{name} is {logprobs}; expected 0 to {most}", name)
         penalty = self.repetition_penalty
-        fields = {
+        fields: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": None if self.top_p is None else max(self.top_p, SMALLEST_TOP_P),
             "presence_penalty": self.presence_penalty,
@@ -130,7 +132,11 @@ class Options(msgspec.Struct):
             "grammar": self.answer_grammar(),
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        return params_of(model, max_new_tokens=max_new_tokens, **given)
+        try:
+            params = SamplingParams(max_new_tokens=max_new_tokens, **given)
+            return model.chosen(params, CONVERSATION)
+        except InputError as error:
+            raise RefusalError(str(error), str(error).split()[0]) from None
 
     @property
     def grammar_field(self) -> str:

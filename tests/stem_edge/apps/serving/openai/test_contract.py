@@ -10,9 +10,10 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from stem_edge.apps.answers.turn import params_of, seeded
+from stem_edge.apps.answers.turn import seeded
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import token_logprobs
+from stem_edge.runtime.sampling_params import SamplingParams
 
 openai = pytest.importorskip("openai")
 
@@ -115,7 +116,7 @@ def test_several_answers_have_seeds_that_follow(strict: Any) -> None:
 
 def test_several_answers_check_and_convert_biases_once(model: Model) -> None:
     biases = {5: 1.0}
-    params = params_of(model, seed=2**64 - 1, logit_bias=biases)
+    params = model.chosen(SamplingParams(seed=2**64 - 1, logit_bias=biases))
     biases[5] = 1000.0  # which another check would refuse
     found = [model.request([5], each).params for each in seeded(params, 3)]
     assert [each.seed for each in found] == [2**64 - 1, 0, 1]
