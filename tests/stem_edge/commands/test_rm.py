@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import msgspec
-import onnxruntime as ort
 import pytest
 from contract import command_refused
 from installed import DEMO
@@ -20,7 +19,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     PreparedRecord,
     marks,
 )
-from stem_edge.system.processor import cpu_digest
 
 Capture = pytest.CaptureFixture[str]
 KEY = "0123456789abcdef" * 2
@@ -38,8 +36,6 @@ def prepare(folder: Path, bundle: Path) -> None:
     record = PreparedRecord(
         format=FORMAT,
         bundle=str(bundle),
-        onnxruntime=ort.__version__,
-        cpu=cpu_digest(),
         files={"embed.onnx": (*marks(folder / "embed.onnx"), "")},
         weights=str(bundle),
     )

@@ -16,7 +16,6 @@ from typing import cast
 
 import msgspec
 import numpy as np
-import onnxruntime as ort
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle, open_bundle
@@ -45,7 +44,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.joined import joined_parts
 from stem_edge.runtime.backends.step_measure import MeasuredSteps
 from stem_edge.system.child import end_with_parent
 from stem_edge.system.memory import give_back_freed_blocks
-from stem_edge.system.processor import cpu_digest
 from stem_edge.tables.windows import last_rows
 
 # In larger layers, two tokens take little longer than one, because reading the matrices takes most of the time.
@@ -68,8 +66,6 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         format=FORMAT,
         bundle=str(bundle.path),
         weights=str(embed.folder.absolute()),
-        onnxruntime=ort.__version__,
-        cpu=cpu_digest(),
         files={path.name: (*marks(path), "") for path in paths},
     )
     with ThreadPoolExecutor(1) as pool:  # while steps are compared, which takes longer

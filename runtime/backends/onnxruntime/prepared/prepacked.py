@@ -34,7 +34,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.onnxruntime.saved_graphs import builders
 from stem_edge.system.processor import cpu_digest
 
-FORMAT = 14
+FORMAT = 15
 CHECK_SECONDS = 86_400  # between checks of sha256, which take as long as a load
 RECORD = "prepared.json"
 MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
@@ -47,8 +47,6 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     format: int
     bundle: str  # path of the bundle
     weights: str  # folder of the weight file that the embedding is read from
-    onnxruntime: str  # version
-    cpu: str  # digest of the processor's features
     # Name -> size, mtime in ns and sha256, to notice changes.
     files: dict[str, tuple[Size, int, str]]
     steps: StepCosts | None = None  # of decoding; None if the context is too short to measure them
