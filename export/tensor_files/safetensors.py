@@ -46,10 +46,6 @@ class TensorFiles:
     def names(self) -> list[str]:
         return sorted(self._left)
 
-    def own(self, name: str) -> str:
-        """Return a tensor's name in its file, for messages. Call this before the tensor is taken."""
-        return self._left[name].name
-
     def take(
         self, name: str, dtypes: dict[str, int] = FLOATS, shape: tuple[int, ...] | None = None
     ) -> Tensor:

@@ -34,7 +34,7 @@ from stem_edge.export.checkpoints.hugging_face.packed import PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
-from stem_edge.export.tensor_files.tensor import Tensor
+from stem_edge.export.tensor_files.tensor import VALUE_NBYTES, Tensor
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -134,7 +134,7 @@ def _check_rest(
             continue
         if not (config.tied_head and name == head):
             raise CheckpointError(
-                f"{folder}: tensor {one_line(files.own(name))} is not part of the model that "
+                f"{folder}: tensor {one_line(files.take(name, VALUE_NBYTES).name)} is not part of the model that "
                 f"{where} describes; check that both are from the same run"
             )
         if not same_values(files.take(name), embedding):

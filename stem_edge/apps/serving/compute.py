@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -50,7 +48,7 @@ class Compute:
         self._lock = threading.RLock()  # while requests are accepted, so that `end` reaches all
         self._wake = threading.Event()
         self.draining = False  # True: refuse new requests, but answer accepted ones
-        self._ending, self._deadline = False, math.inf  # deadline: of `end`
+        self._ending = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -131,12 +129,9 @@ class Compute:
     def end(self, seconds: float | None = None) -> None:
         """Refuse new requests, end running ones with an error, and wait for the thread.
 
-        seconds: longest wait, over all calls together. A thread that still runs ends with the process.
+        seconds: longest wait. A thread that still runs ends with the process.
         """
         self.draining = self._ending = True
-        if seconds is not None:
-            self._deadline = min(self._deadline, time.monotonic() + seconds)
-            seconds = max(0.0, self._deadline - time.monotonic())
         self._wake.set()
         with self._lock:
             thread = self._thread

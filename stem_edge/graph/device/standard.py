@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -149,8 +150,9 @@ class _Lowering:
                 zeros = nodes.cut(zeros, 0, groups, 1, zeros + ".cut")
             zeros = nodes.reshape(zeros, [0, 0, groups, 1], zeros + ".apart")
         else:
-            width, groups, nbytes = self._row_sizes()
-            values = self._numbers(codes, ids, bits, nbytes)
+            layout = cast(RecordLayout, self._layout)  # a model with rows has one
+            width, groups = layout.row_width, layout.part_groups()
+            values = self._numbers(codes, ids, bits, layout.codes_width())
             zeros = nodes.float(float(1 << (bits - 1)))
         values = nodes.reshape(values, [0, 0, groups, width // groups], name + ".blocks")
         factors = nodes.add("Gather", [self._keep(scales), ids], scales + ".gathered")
@@ -158,12 +160,6 @@ class _Lowering:
         values = nodes.add("Sub", [values, zeros], name + ".moved")
         values = nodes.add("Mul", [values, factors], name + ".scaled")
         nodes.reshape(values, [0, 0, width], name)
-
-    def _row_sizes(self) -> tuple[int, int, int]:
-        """Return a table row's number of values, number of scales, and number of bytes of codes."""
-        if self._layout is None:
-            raise ValueError("a graph gathers rows, but there is no layout of rows")
-        return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
         """Emit rows `ids` of `packed` codes [_, nbytes], unpacked to float32 [1, T, values]."""
