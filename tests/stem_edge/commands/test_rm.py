@@ -14,7 +14,6 @@ from installed import DEMO
 from stem_edge.bundle.hub.kept import MADE
 from stem_edge.commands.main import main
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
-    FORMAT,
     RECORD,
     PreparedRecord,
     marks,
@@ -34,7 +33,6 @@ def prepare(folder: Path, bundle: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "embed.onnx").write_bytes(bytes(1000))
     record = PreparedRecord(
-        format=FORMAT,
         bundle=str(bundle),
         files={"embed.onnx": (*marks(folder / "embed.onnx"), "")},
         weights=str(bundle),

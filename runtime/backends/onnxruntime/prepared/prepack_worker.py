@@ -32,7 +32,6 @@ from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.prepared.deciding import MEASURED_TOKENS
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
-    FORMAT,
     RECORD,
     Prepacked,
     PreparedRecord,
@@ -63,7 +62,6 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         packer.pack(prepared_file(name), graph)
     paths = sorted(folder.iterdir())
     record = PreparedRecord(
-        format=FORMAT,
         bundle=str(bundle.path),
         weights=str(embed.folder.absolute()),
         files={path.name: (*marks(path), "") for path in paths},

@@ -44,7 +44,6 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of prepared.json: files with repacked weights, and measured times of decoding steps."""
 
-    format: int
     bundle: str  # path of the bundle
     weights: str  # folder of the weight file that the embedding is read from
     # Name -> size, mtime in ns and sha256, to notice changes.
@@ -101,17 +100,18 @@ class Prepacked(NamedTuple):
 
 def find_prepared(bundle: Bundle, cache_dir: str | Path | None, kv: KvType) -> Prepacked | None:
     """Return the graphs that this machine saved with repacked weights, for KV cache type `kv`; None without them."""
-    return read_prepared(prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv))
+    return read_prepared(prepared_folder(cache_dir, bundle, kv))
 
 
-def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType) -> Path:
+def prepared_folder(cache_dir: str | Path | None, bundle: Bundle, kv: KvType) -> Path:
     """Return the folder for repacked weights of this bundle, for this processor and onnxruntime version."""
     manifest = encode_manifest(bundle.manifest)  # with the checksums of the weights
-    return root / PREPARED / digest(FORMAT, builders(), onnxruntime, cpu_digest(), manifest, kv)
+    key = digest(FORMAT, builders(), ort.__version__, cpu_digest(), manifest, kv)
+    return cache_folder(cache_dir) / PREPARED / key
 
 
 def read_prepared(folder: Path) -> Prepacked | None:
-    """Return the graphs of a folder; None if its record is missing or of another format, or if any file is damaged."""
+    """Return the graphs of a folder; None if its record is missing or of another form, or if any file is damaged."""
     try:
         data = disk.read_file(folder / RECORD, MAX_NBYTES)
         record = msgspec.json.decode(data, type=PreparedRecord)
@@ -128,8 +128,7 @@ def read_prepared(folder: Path) -> Prepacked | None:
             os.utime(folder / RECORD)
     except (OSError, ValueError, msgspec.DecodeError, RecursionError, BundleError):
         return None
-    usable = record.format == FORMAT and prepared_file(EMBED) in record.files
-    return Prepacked(folder, record) if usable else None
+    return Prepacked(folder, record) if prepared_file(EMBED) in record.files else None
 
 
 def marks(path: Path) -> tuple[int, int]:

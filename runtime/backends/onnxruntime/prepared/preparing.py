@@ -8,13 +8,10 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-import onnxruntime as ort
-
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.files.lock import alone
-from stem_edge.files.names import cache_folder
 from stem_edge.files.trees import remove_tree
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import tell
@@ -53,7 +50,7 @@ def make(
     kv: KvType = "fp32",
 ) -> Prepacked:
     """Save a backbone with repacked weights, or wait for another process that saves it. Raises BackendError."""
-    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
+    folder = prepared_folder(cache_dir, bundle, kv)
     needed = preparing_needs(footprint_of(bundle.manifest).with_kv(kv), threads).disk
     room = format_size(needed, up=True)
     waiting = partial(
