@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
@@ -65,7 +64,4 @@ def _largest_product(config: ModelConfig) -> int:
     """Return the number of values in the largest matrix that is multiplied at once."""
     wide = [one.d_ff for one in config.layers]
     wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
-    if config.ngram_order:
-        project = config.layer_shapes(config.stem_layers[0])["project"]
-        wide.append(prod(project) // config.dim)
     return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
