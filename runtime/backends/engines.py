@@ -14,9 +14,7 @@ from stem_edge.runtime.backends.options import AUTO, LoadOptions
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import EngineLoader
 
-
-def engine_names() -> tuple[str, ...]:
-    return (AUTO, *ENGINES)
+ENGINE_NAMES = (AUTO, *ENGINES)
 
 
 def choose_engine(bundle: Bundle, wanted: str) -> EngineName:
@@ -28,7 +26,7 @@ def choose_engine(bundle: Bundle, wanted: str) -> EngineName:
     if wanted in (AUTO, own):
         return own
     if wanted not in ENGINES:
-        raise InputError(f"engine is {wanted!r}; expected one of {', '.join(engine_names())}")
+        raise InputError(f"engine is {wanted!r}; expected one of {', '.join(ENGINE_NAMES)}")
     raise BackendError(
         f"{bundle.path}: no backbone for {wanted}, only for {own}; make a bundle for it with: "
         f"stem-edge export CHECKPOINT OUT --engine {wanted}"

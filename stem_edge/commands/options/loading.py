@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from stem_edge.commands.options.arguments import MORE
 from stem_edge.graph.kv import KV_CHOICES
-from stem_edge.runtime.backends.engines import engine_names
+from stem_edge.runtime.backends.engines import ENGINE_NAMES
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 
@@ -34,7 +34,7 @@ LOADING: dict[str, dict[str, Any]] = {
     | {"flags": ("-t", "--threads"), "help": "threads that compute (default: one for each CPU)"},
     "context_length": _COUNT | {"flags": CONTEXT, "help": "tokens of prompt and answer at most"},
     "sequences": _COUNT | {"help": "full contexts that fit at a time"},
-    "engine": {"metavar": "NAME", "help": "onnxruntime or ggml"},
+    "engine": {"choices": ENGINE_NAMES, "metavar": "NAME", "help": "onnxruntime or ggml"},
     "kv": {"choices": KV_CHOICES, "metavar": "TYPE", "help": KV},
     "speculate": {"type": speculation, "metavar": "WHEN", "help": SPECULATE},
     "exact": _FLAG | {"help": MORE},
@@ -53,8 +53,6 @@ def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     for name in names or LOADING:
         given: dict[str, Any] = {"dest": name, "default": defaults[name], **LOADING[name]}
-        if name == "engine":
-            given["choices"] = engine_names()
         flags = given.pop("flags", ("--" + name.replace("_", "-"),))
         group.add_argument(*flags, **given)
 
