@@ -59,13 +59,13 @@ class Settings:
         return int.from_bytes(blake2b(given, digest_size=8).digest(), "little")
 
 
-def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
+def answer(model: Model, rows: Iterable[Row], settings: Settings) -> Iterator[Result]:
     """Yield a result for each row (prompt) of a batch, in the order of completion.
 
     A row is read when there is room for one more answer; decoding pauses while it is read. If a row
     cannot be answered, its result is an error. Raises errors that make the model unusable.
     """
-    settings, tasks = settings or Settings(), dict[Request, tuple[Row, AnswerEvents, Whole]]()
+    tasks = dict[Request, tuple[Row, AnswerEvents, Whole]]()
     scheduler = model.scheduler(settings.sequences, steady=True)
 
     def begin(row: Row) -> Result | None:
@@ -119,7 +119,5 @@ def _task(model: Model, row: Row, settings: Settings) -> tuple[Request, AnswerEv
     params = settings.params(row, given)
     if messages is None:
         return model.request(prompt, params), AnswerEvents()
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        raise RefusalError("messages is not a list of objects with role and content", "messages")
     (request,), events = prepare(model, messages, params)
     return request, events()

@@ -83,7 +83,7 @@ WRONG = [
     ({"id": "empty"}, "empty", "either a prompt or messages"),
     ({"id": "both", "prompt": "a", "messages": []}, "both", "either a prompt or messages"),
     ({"id": "kind", "prompt": 5}, "kind", "token ids"),
-    ({"id": "talk", "messages": "a"}, "talk", "messages is not a list"),
+    ({"id": "talk", "messages": "a"}, "talk", "messages is 'a': Expected `array`"),
     ({"id": "typo", "promt": "a"}, "typo", "either a prompt or messages, found 'promt'; give"),
     ({"id": "field", "prompt": "a", "max_tokens": 5}, "field", "no option max_tokens"),
     ({"id": "hot", "prompt": "a", "temperature": "x"}, "hot", "temperature is 'x'"),
