@@ -125,7 +125,7 @@ def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--port", "99999"], "--port is 99999; expected 0 to 65,535"),
+        (["--port", "99999"], "port must be 0-65535"),
         (["--api-key-file", "none"], "none: cannot read (No such file"),
         (["--api-key-file", str(DEMO)], f"{DEMO}: cannot read"),
         (["--api-key-file", os.devnull], f"--api-key-file {os.devnull} has no key"),
