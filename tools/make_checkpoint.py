@@ -83,7 +83,7 @@ SHAPES = {
     "small": Shape(dim=64, n_layers=6, n_kv_heads=4, d_ff=256, stem_layers=(2, 5)),
     "llama-3.2-1b": Shape(
         vocab_size=128_256, dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_ff=8192,
-        stem_layers=(), max_seqlen=8192, rope_theta=500_000.0,
+        stem_layers=(), max_seqlen=8192, rope_theta=500_000.0, tied_head=True,
     ),
 }  # fmt: skip
 

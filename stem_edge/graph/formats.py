@@ -36,7 +36,7 @@ SMALL_KINDS: tuple[MatrixKind, ...] = (
     *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out", "assistant",
 )  # fmt: skip
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
-BEST = 1024  # see BackboneFormat.best
+BEST = 512  # see BackboneFormat.best
 QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]

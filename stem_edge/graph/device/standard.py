@@ -155,7 +155,7 @@ class _Lowering:
             values = self._numbers(codes, ids, bits, layout.codes_width())
             zeros = nodes.float(float(1 << (bits - 1)))
         values = nodes.reshape(values, [0, 0, groups, width // groups], name + ".blocks")
-        factors = nodes.add("Gather", [self._keep(scales), ids], scales + ".gathered")
+        factors = nodes.add("Gather", [self._keep(scales), ids], f"{scales}.of.{ids}")
         factors = nodes.reshape(factors, [0, 0, groups, 1], factors + ".apart")
         values = nodes.add("Sub", [values, zeros], name + ".moved")
         values = nodes.add("Mul", [values, factors], name + ".scaled")
@@ -163,18 +163,18 @@ class _Lowering:
 
     def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
         """Emit rows `ids` of `packed` codes [_, nbytes], unpacked to float32 [1, T, values]."""
-        nodes = self.made
-        lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
-        lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
+        nodes, at = self.made, f"{packed}.of.{ids}"
+        lines = nodes.add("Gather", [self._keep(packed), ids], at + ".gathered")
+        lines = nodes.add("Cast", [lines], at + ".floats", to=int(ElementType.FLOAT))
         if bits == 8:
             return lines
-        part = nodes.add("Mul", [lines, nodes.float(1 / 16)], packed + ".part")
-        high = nodes.add("Floor", [part], packed + ".high")
-        shifted = nodes.add("Mul", [high, nodes.float(16)], packed + ".shifted")
-        low = nodes.add("Sub", [lines, shifted], packed + ".low")
+        part = nodes.add("Mul", [lines, nodes.float(1 / 16)], at + ".part")
+        high = nodes.add("Floor", [part], at + ".high")
+        shifted = nodes.add("Mul", [high, nodes.float(16)], at + ".shifted")
+        low = nodes.add("Sub", [lines, shifted], at + ".low")
         pair = [nodes.reshape(half, [0, 0, nbytes, 1], half + ".apart") for half in (low, high)]
-        pairs = nodes.add("Concat", pair, packed + ".pairs", axis=-1)
-        return nodes.reshape(pairs, [0, 0, 2 * nbytes], packed + ".numbers")
+        pairs = nodes.add("Concat", pair, at + ".pairs", axis=-1)
+        return nodes.reshape(pairs, [0, 0, 2 * nbytes], at + ".numbers")
 
     def _block_product(self, node: Node) -> None:
         x, codes, scales, *points = node.inputs

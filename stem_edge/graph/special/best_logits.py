@@ -9,6 +9,10 @@ from __future__ import annotations
 from stem_edge.config import ModelConfig
 from stem_edge.graph.linear import Products
 
+# Values of a token's rows in float32 at once. Larger blocks of memory are new pages in each step (PROMPT_NBYTES in
+# runtime/backends/onnxruntime/loaded.py), which took 5 of 50 ms in a 1B model.
+AT_ONCE = 96 << 10
+
 
 def best_again(products: Products, config: ModelConfig, x: str, logits: str, result: str) -> str:
     """Emit `result`: logits [B, n, V] of x [B, n, K], with each token's greatest computed again.
@@ -16,13 +20,18 @@ def best_again(products: Products, config: ModelConfig, x: str, logits: str, res
     A token's logits do not depend on other tokens of the step.
     """
     graph, size, width = products.graph, products.format.best(config), config.dim
-    name = "best"
-    ids, rows = f"{name}.ids", f"{name}.rows"
-    graph.node("TopK", [logits, graph.sizes([size])], [f"{name}.first", ids], sorted=0)
-    flat = graph.reshape(ids, [0, -1], f"{ids}.flat")
-    products.rows(flat, rows, (config.vocab_size, width))
-    each = graph.reshape(rows, [0, -1, size, width], f"{rows}.of_tokens")
-    column = graph.reshape(x, [0, 0, width, 1], f"{name}.x")
-    exact = graph.add("MatMul", [each, column], f"{name}.column")
-    exact = graph.reshape(exact, [0, 0, size], f"{name}.again")
-    return graph.add("ScatterElements", [logits, ids, exact], result, axis=-1)
+    count = -(-size * width // AT_ONCE)
+    parts = [f"best.{number}" for number in range(count)]
+    graph.node("TopK", [logits, graph.sizes([size])], ["best.first", "best.ids"], sorted=0)
+    graph.node("Split", ["best.ids"], parts, axis=-1, num_outputs=count)
+    column, made = graph.reshape(x, [0, 0, width, 1], "best.x"), list[str]()
+    for number, ids in enumerate(parts):
+        rows = -(-size // count)
+        rows = min(rows, size - number * rows)
+        flat = graph.reshape(ids, [0, -1], f"{ids}.flat")
+        found = products.rows(flat, f"{ids}.found", (config.vocab_size, width))
+        found = graph.reshape(found, [0, -1, rows, width], f"{ids}.rows")
+        made.append(graph.add("MatMul", [found, column], f"{ids}.logits"))
+    exact = graph.add("Concat", made, "best.column", axis=2)
+    exact = graph.reshape(exact, [0, 0, size], "best.logits")
+    return graph.add("ScatterElements", [logits, "best.ids", exact], result, axis=-1)
