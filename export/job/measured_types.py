@@ -21,7 +21,7 @@ LEFT_BY_GPTQ = 0.312
 # Costs are measured on this many tokens: pieces from the whole text, joined to one sequence.
 COST_TOKENS, PIECE_TOKENS = 128, 8
 # Values of a head that is stored with 4 bits: its greatest logits are computed again (BackboneFormat.best). This saves no
-# time in a head of 28 million values (SmolLM2-135M), and 4 of 34 ms a token in one of 263 million (a 1B model).
+# time in a head of 28 million values (SmolLM2-135M), and 3 of 55 ms a token in one of 263 million (a 1B model).
 LARGE_HEAD = 1 << 27
 
 

@@ -36,7 +36,9 @@ SMALL_KINDS: tuple[MatrixKind, ...] = (
     *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out", "assistant",
 )  # fmt: skip
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
-BEST = 512  # see BackboneFormat.best
+# See BackboneFormat.best. Rows of so many values become float32 at once. Larger blocks of memory are new pages in each
+# step (PROMPT_NBYTES in runtime/backends/onnxruntime/loaded.py), which took 5 of 50 ms in a 1B model.
+BEST, BEST_VALUES = 512, 96 << 10
 QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]

@@ -7,11 +7,8 @@ bytes of an 8-bit one; the logits that matter have the exactness of 8 bits, with
 from __future__ import annotations
 
 from stem_edge.config import ModelConfig
+from stem_edge.graph.formats import BEST_VALUES
 from stem_edge.graph.linear import Products
-
-# Values of a token's rows in float32 at once. Larger blocks of memory are new pages in each step (PROMPT_NBYTES in
-# runtime/backends/onnxruntime/loaded.py), which took 5 of 50 ms in a 1B model.
-AT_ONCE = 96 << 10
 
 
 def best_again(products: Products, config: ModelConfig, x: str, logits: str, result: str) -> str:
@@ -20,14 +17,13 @@ def best_again(products: Products, config: ModelConfig, x: str, logits: str, res
     A token's logits do not depend on other tokens of the step.
     """
     graph, size, width = products.graph, products.format.best(config), config.dim
-    count = -(-size * width // AT_ONCE)
-    parts = [f"best.{number}" for number in range(count)]
+    rows = max(1, BEST_VALUES // width)
+    sizes = [min(rows, size - start) for start in range(0, size, rows)]
+    parts = [f"best.{number}" for number in range(len(sizes))]
     graph.node("TopK", [logits, graph.sizes([size])], ["best.first", "best.ids"], sorted=0)
-    graph.node("Split", ["best.ids"], parts, axis=-1, num_outputs=count)
+    graph.node("Split", ["best.ids", graph.sizes(sizes)], parts, axis=-1)
     column, made = graph.reshape(x, [0, 0, width, 1], "best.x"), list[str]()
-    for number, ids in enumerate(parts):
-        rows = -(-size // count)
-        rows = min(rows, size - number * rows)
+    for rows, ids in zip(sizes, parts, strict=True):
         flat = graph.reshape(ids, [0, -1], f"{ids}.flat")
         found = products.rows(flat, f"{ids}.found", (config.vocab_size, width))
         found = graph.reshape(found, [0, -1, rows, width], f"{ids}.rows")

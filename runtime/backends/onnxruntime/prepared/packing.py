@@ -6,7 +6,8 @@ forms are copied into the weight file of the whole graph.
 
 When onnxruntime loads the written graph, it packs each plain matrix again, and maps the packed form from the
 file only if both are the same. So the file has copies of the bundle's plain matrices, too. They come before
-the packed ones, because the system reads pages with their neighbours, and plain matrices are read only once.
+the packed ones, because the system reads pages with their neighbours, and plain matrices are read only once
+(but for rows of the embedding, if a head's greatest logits are computed again).
 
 On processors where sums of u8 * s8 products saturate, onnxruntime converts s8 matrices to u8 in memory at
 each load (providers/session.py). So these matrices are written as u8.

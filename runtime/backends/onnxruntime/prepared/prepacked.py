@@ -86,7 +86,7 @@ class Prepacked(NamedTuple):
         return {name: self._file(name) for name in names if f"{name}.onnx" in self.record.files}
 
     def give_back_read_pages(self) -> None:
-        """Drop pages of plain matrices from memory, because open sessions read only packed matrices."""
+        """Drop pages of plain matrices from memory; open sessions read of them only rows of the embedding."""
         ends = dict[Path, int]()
         for name in self.record.files:
             graph = self.folder.resolve() / name
