@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,13 +25,20 @@ MAX_TEMPLATE_ARGUMENTS = 64
 OF_TEMPLATES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 PLACE = re.compile(r" - at (?:`key` in )?`\$(.*)`$")  # at the end of msgspec's messages
 STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+# End of a place, without numbers -> what to give there. msgspec's words are not enough.
+REMEDIES = {
+    "[].role": "give system, developer, user, assistant or tool",
+    ".content[].type": 'only text can be read; give parts like {"type": "text", "text": "..."}',
+    "[].type": "give function, the only type of tools here",
+    ".function.name": "give 1 to 64 of the characters a-z, A-Z, 0-9, _ and -",
+}
 Object = dict[str, Any]
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 F = TypeVar("F")
 
 
 class Part(msgspec.Struct):
-    type: Annotated[str, Meta(pattern=r"^(input_|output_)?text\Z")]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
@@ -66,7 +73,7 @@ class Tool(
     """A tool with the function that it offers, or a call of a tool."""
 
     id: str | None = None
-    type: Annotated[str, Meta(pattern=r"^function\Z")] | None = None
+    type: Literal["function"] | None = None
     function: F
     index: int | None = None
 
@@ -76,7 +83,7 @@ class Tool(
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    role: Annotated[str, Meta(pattern=r"^(system|developer|user|assistant|tool)\Z")]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -96,11 +103,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_def
 
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 Tools = Annotated[list[Tool[OfferedFunction]], Meta(max_length=MAX_TOOLS)]
-for _kind in (
-    list[Message],
-    Tools,
-):  # on import, because Ctrl-C while msgspec reads types would crash it
-    msgspec.convert([], _kind)
+# On import, because Ctrl-C while msgspec reads types would crash it.
+msgspec.convert([[], []], tuple[list[Message], Tools])
 Arguments = Annotated[dict[str, bool | int | str | None], Meta(max_length=MAX_TEMPLATE_ARGUMENTS)]
 
 
@@ -110,10 +114,10 @@ def checked_messages(messages: object) -> list[Object]:
     Tool calls become {"id", "type", "function": {"name", "arguments"}}. Arguments become an object, as
     most templates need. A message with tool calls but no content gets "". Raises InputError.
     """
-    given = messages
     if isinstance(messages, Sequence) and not isinstance(messages, str):
-        given = [_without_nulls(message) for message in messages]
-    checked: list[Object] = msgspec.to_builtins(_converted("messages", given, Messages))
+        messages = [_without_nulls(message) for message in messages]
+    given = _converted("messages", messages, Messages)
+    checked: list[Object] = msgspec.to_builtins(given, enc_hook=_plain)
     fields = (
         (f"messages[{number}].{name}", value)
         for number, message in enumerate(checked)
@@ -127,7 +131,7 @@ def checked_messages(messages: object) -> list[Object]:
 def checked_tools(tools: object) -> list[Object] | None:
     """Check and copy OpenAI's list of tools; return None if there are none. Raises InputError."""
     given: list[Tool[OfferedFunction]] = _converted("tools", () if tools is None else tools, Tools)
-    functions = [msgspec.to_builtins(tool.function) for tool in given]
+    functions = [msgspec.to_builtins(tool.function, enc_hook=_plain) for tool in given]
     names = [function["name"] for function in functions]
     for number, name in enumerate(names):
         if name in names[:number]:
@@ -178,9 +182,17 @@ def _converted(what: str, value: Any, kind: Any) -> Any:
         message, place, *_ = [*PLACE.split(str(error)), ""]
         for name, number in STEP.findall(place):
             value = value[name] if name else [*value][int(number)]
-        raise InputError(
-            f"{what}{place} is {shown(value)}: {printable(message)}; give other {what}"
-        ) from None
+        end = re.sub(r"\d+", "", place)
+        remedy = f"{printable(message)}; give other {what}"
+        remedy = next((REMEDIES[each] for each in REMEDIES if end.endswith(each)), remedy)
+        raise InputError(f"{what}{place} is {shown(value)}: {remedy}") from None
+    except UnicodeEncodeError as error:  # in a key, or where only some texts are allowed
+        raise InputError(f"{what} are not valid Unicode ({error}); give them as UTF-8") from None
+
+
+def _plain(value: object) -> object:
+    """Convert a value whose class is derived from str, int or float, such as numpy.str_."""
+    return next(kind(value) for kind in (str, int, float) if isinstance(value, kind))
 
 
 def _copied(value: Any, depth: int = 0) -> Any:

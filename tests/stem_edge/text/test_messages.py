@@ -6,6 +6,7 @@ import json
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from contract import refused
 
@@ -58,6 +59,10 @@ def test_messages_with_calls() -> None:
     bare = {"function": {"name": "f", "arguments": ""}, "index": 0}
     (message,) = checked_messages([calling(bare)])
     assert message["tool_calls"] == [made(arguments={}) | {"id": ""}]
+    own = calling(made(arguments={np.str_("a"): np.float64(0.5)}), content=np.str_("x"))
+    assert repr(checked_messages([own])) == repr(
+        [{"role": "assistant", "content": "x", "tool_calls": [made(arguments={"a": 0.5})]}]
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_messages_with_calls() -> None:
         ({"role": "user"}, "is {'role': 'user'}: Expected `content`"), (USER | {"functions": []}, "`functions`"),
         ({"role": "user", "content": None}, "Expected `content`"), ({"content": "x"}, "required field `role`"),
         (USER | {"content": 3}, "content is 3: Expected `str"), (USER | {"name": 3}, "name is 3: Expected `str"),
-        (USER | {"content": [{"type": "image_url"}]}, "content[0].type is 'image_url': Expected `str` matching"),
+        (USER | {"content": [{"type": "image_url"}]}, "content[0].type is 'image_url': only text can be"),
         (USER | {"content": [{"type": "input_audio"}]}, "'input_audio'"),
         (USER | {"content": ["x"]}, "content[0] is 'x'"),
         (USER | {"content": [{"type": "text"}]}, "content[0] is {'type': 'text'}: Object missing required field `text`"),
@@ -76,8 +81,8 @@ def test_messages_with_calls() -> None:
         (calling(made() | {"type": "custom"}), "tool_calls[0].type is 'custom'"),
         (calling(made() | {"id": 3}), "tool_calls[0].id is 3: Expected `str"),
         (calling(made(more=1)), "unknown field `more`"),
-        (calling(made(name="a b")), "function.name is 'a b': Expected `str` matching regex"),
-        (calling(made(name="a" * 65)), "{1,64}"), (calling(made(name="a\n")), "name is 'a\\n'"),
+        (calling(made(name="a b")), "function.name is 'a b': give 1 to 64 of the char"),
+        (calling(made(name="a" * 65)), "give 1 to 64"), (calling(made(name="a\n")), "name is 'a\\n'"),
         (calling(made(arguments="{")), "'arguments': '{'}: Expected `arguments` that are a JSON object"),
         *((calling(made(arguments=text)), "a JSON object") for text in ("[" * 10**5, "[]", '{"a": NaN}')),
         (calling(made(arguments={"a": {1}})), "Expected JSON, got {1}"),
@@ -86,7 +91,8 @@ def test_messages_with_calls() -> None:
         (calling(made(arguments={"\udcff": 1})), "is not valid Unicode"),
         (calling(made(arguments={"a": "x" * 2**19})), "524,"),
         (calling(*[made()] * 257), "Expected `array` of length <= 256"),
-        ({"role": "root", "content": ""}, "messages[1].role is 'root': Expected `str` matching"),
+        ({"role": "root", "content": ""}, "messages[1].role is 'root': give system, developer, user, "),
+        (USER | {"\udcff": 1}, "messages are not valid Unicode"), ({"role": "\udcff"}, "give them as UTF-8"),
     ],
 )  # fmt: skip
 def test_messages_that_are_refused(message: object, said: str) -> None:
@@ -114,7 +120,7 @@ def test_tools() -> None:
     [
         ("f", "tools is 'f': Expected `array`"), ({}, "tools is {}: Expected"), (3, "tools is 3: Expected"),
         ([tool()] * 257, "Expected `array` of length <= 256"), ([3], "tools[0] is 3: Expected `object`"),
-        ([{"type": "web_search"}], "tools[0].type is 'web_search'"), ([{}], "required field `function`"),
+        ([{"type": "web_search"}], "tools[0].type is 'web_search': give function,"), ([{}], "required field `function`"),
         ([tool() | {"type": "custom"}], "tools[0].type is 'custom'"),
         ([tool(), tool()], "tools[1].function.name is 'f' again"),
         ([tool(name="")], "tools[0].function.name is ''"), ([tool(name=3)], "name is 3"),
