@@ -83,7 +83,7 @@ class Compute:
     def check(self, more: int) -> tuple[Model, Scheduler]:
         """Return model and scheduler. Raises RefusalError if the queue cannot hold `more` answers.
 
-        Routes also call it before they tokenize, so that no client can cause too much work.
+        Routes also call it before they tokenize. Prompts that wait to be tokenized are not counted.
         """
         if self.draining:
             raise RefusalError("the server is ending; ask another, or later", status=UNAVAILABLE)

@@ -52,19 +52,19 @@ async def read(request: Request, kind: type[T]) -> T:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Decode JSON into a struct; integer fields accept 40.0. RefusalError names the wrong field."""
+    """Decode JSON into a struct. A RefusalError names the wrong field.
+
+    Fields accept 40.0, which some clients write for 40, but also "40", "false" and "null".
+    """
     try:
-        # Not strict, because some clients have only floats, and write 40 as 40.0.
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
         place = PLACE.search(str(error)) or MISSING.search(str(error))
         param = place[1] if place is not None else None
         message = PLACE.sub("", str(error))
         raise RefusalError(f"{param}: {message}" if param else message, param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusalError(f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise RefusalError("the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusalError(f"the body cannot be read as JSON: {error}") from None
 
 
 async def respond(

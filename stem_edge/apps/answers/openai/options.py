@@ -104,7 +104,7 @@ class Options(msgspec.Struct):
     @property
     def with_usage(self) -> bool:
         """True if the client wants token counts at the end of the stream."""
-        return bool((self.stream_options or {}).get("include_usage"))
+        return (self.stream_options or {}).get("include_usage") is True
 
     def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
         """Return sampling params; absent fields get the model's defaults. Raises RefusalError.

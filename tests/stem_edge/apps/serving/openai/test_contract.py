@@ -96,6 +96,8 @@ def test_streamed_chat(strict: Any) -> None:
     assert usage.usage.completion_tokens == whole.usage.completion_tokens
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert last.timings["predicted_n"] == whole.usage.completion_tokens
+    off = asked | {"stream": True, "stream_options": {"include_usage": "false"}}
+    assert all(chunk.choices for chunk in strict.chat.completions.create(**off))
 
 
 def test_several_answers_have_seeds_that_follow(strict: Any) -> None:
