@@ -20,17 +20,18 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
 from stem_edge.files.disk import write_whole
-from stem_edge.shown import one_line
+from stem_edge.shown import one_line, shown
 
 FORMAT_VERSION = 2
 SUFFIX = ".edit"
-MOST_SHOWN = 8  # layers in a message
 MAX_NBYTES = 1 << 20  # an edit of the longest texts, for every layer, has 60 kB
 Scope = Literal["positions", "everywhere"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 MAX_TEXT = 4096  # characters of a source or target
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
+# Checked by itself, because msgspec does not require the tag of an Edit.
+Versioned = msgspec.defstruct("Versioned", [("format_version", int)])
 
 
 class Edit(
@@ -55,19 +56,20 @@ class Edit(
 
     def __post_init__(self) -> None:
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
-            shown = ",".join(map(str, self.layers[:MOST_SHOWN]))
-            raise ValueError(f"layers {shown or 'none'} are not ascending without repeats")
+            raise ValueError(f"layers {shown(self.layers)} are not ascending without repeats")
 
     def save(self, path: str | Path) -> None:
         """Write the edit to a file atomically, replacing an older one.
 
-        Raises InputError if the file cannot be written.
+        Raises InputError if the file cannot be written, or if read_edit would refuse it.
         """
         try:
-            write_whole(Path(path), encode_edit(self), durable=True)
-        except OSError as error:
+            data = encode_edit(self)
+            msgspec.json.decode(data, type=Edit)
+            write_whole(Path(path), data, durable=True)
+        except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
             raise InputError(
-                f"{path}: cannot write this edit ({error.strerror}); choose another path"
+                f"{path}: cannot write this edit ({one_line(error)}); choose another path or edit"
             ) from error
 
 
@@ -81,8 +83,9 @@ def read_edit(path: str | Path) -> Edit:
     path = Path(path)
     data = _read(path)
     try:
+        msgspec.json.decode(data, type=Versioned)
         return msgspec.json.decode(data, type=Edit)
-    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
+    except (ValueError, RecursionError) as error:
         raise EditError(
             f"{path}: not an edit of format {FORMAT_VERSION} ({one_line(error)}); make it again "
             "with stem-edge edit, or upgrade stem-edge"

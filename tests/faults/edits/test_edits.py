@@ -57,15 +57,16 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no UTF-8": (made().replace(b"Spain", b"Sp\xffin"), NO_EDIT),
     "an older version": (b'{"format_version": 1, "sha256": "x", "edit": {}}', "make it again"),
     "a newer version": (made(format_version=3, sha1024="x"), "upgrade stem-edge"),
+    "no version": (without("format_version"), "required field `format_version`"),
     "no tables": (without("made_for"), "required field `made_for`"),
     "no source": (without("source"), "required field `source`"),
     "no target": (without("target"), "required field `target`"),
     "no layers": (without("layers"), "required field `layers`"),
     "an unknown field": (made(run="rm"), NO_EDIT),
     "an unknown scheme": (made(scheme="best"), NO_EDIT),
-    "an empty list of layers": (made(layers=[]), "layers none are not ascending"),
+    "an empty list of layers": (made(layers=[]), "layers () are not ascending"),
     "a layer twice": (made(layers=[1, 1]), NO_EDIT),
-    "layers that descend": (made(layers=[*range(9, -1, -1)]), "layers 9,8,7,6,5,4,3,2 are not asc"),
+    "layers that descend": (made(layers=[*range(9, -1, -1)]), "layers (9, 8, 7, 6, 5, 4, 3, 2, 1, 0) are not"),
     "a long version": (b'{"format_version": ' + b"9" * 100_000 + b"}", NO_EDIT),
 }  # fmt: skip
 for opening, closing in ((b"[", b"]"), (b'{"edit":', b"}"), (b'[{"a":[', b"]}]")):

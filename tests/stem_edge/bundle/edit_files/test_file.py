@@ -118,8 +118,11 @@ def test_places_that_cannot_be_written_are_named_and_long_names_can(tmp_path: Pa
     for place in (tmp_path / "folder", tmp_path / "none" / "one.edit", ""):
         with pytest.raises(InputError, match="cannot write this edit"):
             EDIT.save(place)
-    assert names(tmp_path) == ["folder"]
     assert not list((tmp_path / "folder").iterdir())
+    for source in ("x" * 4097, "", "\udcff"):  # read_edit would refuse these
+        with pytest.raises(InputError, match="cannot write this edit"):
+            msgspec.structs.replace(EDIT, source=source).save(tmp_path / "two.edit")
+    assert names(tmp_path) == ["folder"]
     EDIT.save(long := tmp_path / ("x" * 250 + ".edit"))  # as long as the system allows
     assert read_edit(long) == EDIT
 
