@@ -92,7 +92,7 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(["all at once"], ["dense", "low rank", "hash-moe", "tied head", "all at once"]),
+    slow_but(["windows"], ["dense", "low rank", "hash-moe", "tied head", "windows"]),
 )
 def test_kinds_of_models(tmp_path: Path, name: str) -> None:
     folder, ids, expected = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS[name])))

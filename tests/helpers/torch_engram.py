@@ -1,4 +1,4 @@
-"""Engram modules in plain torch, for one stream, and how a checkpoint stores them.
+"""Engram modules in plain torch, for one stream.
 
 Written from the paper's formulas (arXiv 2601.07372), with whole numbers of Python and torch's own convolution.
 """
@@ -7,30 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from stem_edge.config import ModelConfig
-
-END = 7
-ENGRAM: dict[str, Any] = {
-    "stem_ffn": "engram",
-    "stem_layers": (0, 2),
-    "row_rank": 16,
-    "ngram_order": 3,
-    # Of each layer two tables for bigrams and two for trigrams.
-    "ngram_sizes": (101, 103, 107, 109, 113, 127, 131, 137),
-    "ngram_multipliers": ((23703573157769, 20109073645365, 8052911324071), (5, 999983, 77777777)),
-    "ngram_filler": 3,
-    "ngram_end": END,
-    "engram_kernel": 4,
-}
-GATE_ALONE: dict[str, Any] = ENGRAM | {"engram_kernel": 0, "ngram_end": None}
-# The first layer has no rows.
-WINDOWS = ENGRAM | {"sliding_window": 5, "stem_layers": (1, 2), "engram_kernel": 2}
 
 
 def with_engram(
@@ -69,13 +51,10 @@ def change(config: ModelConfig, w: dict[str, Tensor], rows: Tensor, x: Tensor) -
     if not (kernel := config.engram_kernel):
         return value
     padded = functional.pad(norm(value, "conv").T, ((kernel - 1) * config.ngram_order, 0))
-    taps, apart = conv_weight(w, kernel), config.ngram_order
+    taps = torch.stack([w[f"engram_conv_{tap}"] for tap in range(kernel)], dim=1)[:, None]
+    apart = config.ngram_order
     convolved = functional.conv1d(padded, taps, dilation=apart, groups=config.dim)
     return value + functional.silu(convolved.T)
-
-
-def conv_weight(w: dict[str, Tensor], kernel: int, at: str = "") -> Tensor:
-    return torch.stack([w[f"{at}engram_conv_{tap}"] for tap in range(kernel)], dim=1)[:, None]
 
 
 def row_of(config: ModelConfig, ids: Sequence[int], numbers: Sequence[int], size: int) -> int:
@@ -86,29 +65,3 @@ def row_of(config: ModelConfig, ids: Sequence[int], numbers: Sequence[int], size
         known = len(seen) > distance and config.ngram_end not in seen[:-1]
         mixed ^= (seen[0] if known else config.ngram_filler) * number
     return mixed % size
-
-
-def is_engram(name: str) -> bool:
-    part = name.rpartition(".")[2]
-    return part == "project" or part.startswith("engram_")
-
-
-def stored_engram(
-    config: ModelConfig, tensors: dict[str, Tensor], tables: Tensor
-) -> dict[str, Tensor]:
-    """Name the tensors of all modules as in the schema."""
-    stored = dict[str, Tensor]()
-    each = len(config.ngram_sizes) // len(config.stem_layers)
-    sizes = [
-        sum(config.ngram_sizes[at : at + each]) for at in range(0, len(config.ngram_sizes), each)
-    ]
-    for layer, table in zip(config.stem_layers, tables.split(sizes), strict=True):
-        at, inside = f"layers.{layer}.", f"model.layers.{layer}.engram."
-        key, value = tensors[at + "project"].chunk(2)
-        stored |= {inside + "key_proj.weight": key, inside + "value_proj.weight": value}
-        stored[inside + "embed.weight"] = table
-        norms = ("query_norm", "key_norm", "conv_norm")[: 3 if config.engram_kernel else 2]
-        stored |= {f"{inside}{norm}.weight": tensors[f"{at}engram_{norm}"] for norm in norms}
-        if config.engram_kernel:
-            stored[inside + "conv.weight"] = conv_weight(tensors, config.engram_kernel, at)
-    return stored

@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from architectures import schema_tensors
 from hf_folders import edit, refused
+from models import ENGRAM
 from safetensors.torch import load_file, save_file
 from stem_format import save_stem
 from torch import Tensor
-from torch_engram import ENGRAM
-from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
+from torch_model import random_tensors, torch_logits
 from whole_model import forward
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
 
@@ -60,29 +60,6 @@ GEMMA = {
     "streams", "active_stream", "ple_gate_scale", "laurel_rank",
     "ranges",
 }  # fmt: skip
-
-
-def schema_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Random tensors by the schema's names."""
-    found = {tensor_name(name): t for name, t in random_tensors(config, seed)[0].items()}
-    for layer, table in random_tables(config, seed).items():
-        mlp = f"model.layers.{layer}.mlp."
-        if not config.n_experts:
-            found[mlp + "stem_table.weight"] = table
-            continue
-        for name, tensor in split_experts(config, table).items():
-            found[f"{mlp}experts.{name}.weight"] = tensor
-    if config.n_experts:
-        found["model.expert_of_token"] = expert_of_token(config)
-    return found
-
-
-def split_experts(config: ModelConfig, table: Tensor) -> dict[str, Tensor]:
-    """The matrices that rows of a table are made of, all experts stacked."""
-    size = config.d_ff * config.dim
-    pairs = table[:, : 2 * size].view(-1, config.d_ff, 2, config.dim)
-    down = table[:, 2 * size :].view(-1, config.dim, config.d_ff)
-    return {"gate_proj": pairs[:, :, 0], "up_proj": pairs[:, :, 1], "down_proj": down}
 
 
 def save(folder: Path, **fields: Any) -> ModelConfig:
@@ -209,6 +186,6 @@ def test_a_router_or_rows_that_do_not_fit(
 def test_every_option_of_a_model_is_in_a_variant() -> None:
     """A new field of ModelConfig must find its place in the schema."""
     tried = {name for fields in VARIANTS for name in SIZES | fields}
-    tried |= ENGRAM.keys()  # tests/helpers/models.py
+    tried |= ENGRAM.keys()
     not_in_schema = {"bos_id", "eos_ids"} | GEMMA  # the first two are the tokenizer's
     assert {f.name for f in msgspec.structs.fields(ModelConfig)} - not_in_schema == tried

@@ -40,12 +40,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "int4 with zero points": ("stem", WIDE, INT4 | {"type": usual_format("int4", block_size=32)}),
     "kinds": ("tied head", {}, INT4 | {"type": KINDS, "prefill_graph": True}),
     "low rank, balanced": (
-        "low rank, gate",
+        "gate",
         {"row_rank": 32},
         {"type": "int8", "prefill_graph": True, "calibration": True},
     ),
     "experts": ("hash-moe", {}, INT4 | {"prefill_graph": True}),
-    "biases": ("all at once", {"row_rank": 32}, INT4 | {"prefill_graph": True}),
+    "biases": ("windows", {"row_rank": 32}, INT4 | {"prefill_graph": True}),
 }
 
 

@@ -23,7 +23,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 from stem_edge.tables.packing import make_layout
 
 # Only those whose graphs have nodes that no other has.
-DISTINCT = ["stem", "dense", "stem-mix", "low rank, gate", "q and k norm, halves", "all at once"]
+DISTINCT = ["stem", "dense", "stem-mix", "gate", "q and k norm, halves", "windows"]
 DISTINCT += [GEMMA, GEMMA_3N]
 
 
