@@ -47,16 +47,6 @@ def refused(
     return checked_message(str(caught.value), *naming)
 
 
-def judged(
-    call: Callable[[], T], valid: bool, error: type[StemEdgeError], *naming: str | Path
-) -> T | None:
-    """Return the result of a valid call; check that an invalid one is refused."""
-    if valid:
-        return call()
-    refused(call, error, *naming)
-    return None
-
-
 def takes(call: Callable[[int], object], most: int, said: str) -> None:
     """Check that `most` is accepted and that one more is refused in these words."""
     call(most)

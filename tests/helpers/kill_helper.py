@@ -1,7 +1,7 @@
 """Run exports in forked children and kill them, as test_kills.py asks.
 
 This process has imported everything and has no threads, so that forked children start at once. It
-reads a line of JSON for each job, and answers whether the child was killed, and after how long.
+reads a line of JSON for each job, and answers whether the child was killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -29,13 +28,12 @@ from stem_edge.files import disk
 
 @dataclass(frozen=True)
 class Job:
-    """An export to kill before its `at`-th change of the disk, or after some seconds."""
+    """An export to kill before its `at`-th change of the disk."""
 
     kind: Kind
     checkpoint: str
     out: str
     at: int | None = None
-    seconds: float | None = None
     text: str = ""  # that guides quantizing; empty: the one that is shipped
     imports: bool = False  # set for the first job: import here whatever it imports
 
@@ -48,10 +46,9 @@ def main() -> None:
         job = Job(**json.loads(line))
         if job.imports:
             _import_what_it_does(job)
-        started = time.monotonic()
         status = _in_child(job)
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        answer = {"killed": killed, "status": status, "seconds": time.monotonic() - started}
+        answer = {"killed": killed, "status": status}
         print(json.dumps(answer), flush=True)
 
 
@@ -64,11 +61,6 @@ def _in_child(job: Job) -> int:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    if job.seconds is not None:
-        time.sleep(job.seconds)
-        os.kill(
-            child, signal.SIGKILL
-        )  # cannot hit another process: the child stays until waited for
     return os.waitpid(child, 0)[1]
 
 

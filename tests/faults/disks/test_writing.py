@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contract import checked_message, refused
-from faulty_disk import CHANGES, Failing, shorten, watch
+from faulty_disk import CHANGES, Failing, watch
 from tiny_exports import Exports, Kind, TinyExport, bundle_files
 
 from stem_edge.bundle.absent import OLD, WORKING
 from stem_edge.errors import ExportError
-from stem_edge.files import disk
 
 MAX_CALLS = 500
 
@@ -115,33 +113,3 @@ def test_d4_names_that_cannot_be_changed(
     messages = every_failure(exports[kind], tmp_path, [number], ("rename",))
     assert messages
     assert all(os.strerror(number) in message for message in messages.values())
-
-
-def test_d4_temporary_files_are_beside_their_place(
-    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise a rename could cross file systems."""
-    pairs: list[tuple[Path, Path]] = []
-
-    def noting(call: Callable[[Path, Path], object]) -> Callable[[Path, Path], object]:
-        def noted(source: Path, target: Path) -> object:
-            pairs.append((source, target))
-            return call(source, target)
-
-        return noted
-
-    monkeypatch.setattr(disk, "rename", noting(disk.rename))
-    export = exports["force"]
-    export.run(export.prepare(tmp_path))
-    assert pairs
-    assert all(source.parent == target.parent for source, target in pairs)
-
-
-def test_d_writes_that_are_short_change_nothing(
-    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export = exports["force"]
-    shorten(monkeypatch, 501)
-    out = export.prepare(tmp_path)
-    export.run(out)
-    assert bundle_files(out) == bundle_files(export.new)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from changing import replaced
 from contract import refused, takes
-from faulty_disk import Failing, watch
 from manifests import WEIGHTS_NBYTES, make_bundle
 from open_files import open_files
 
@@ -24,7 +23,6 @@ from stem_edge.bundle.manifest import (
     open_manifest,
     parse_manifest,
 )
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files import hashing as hashes
@@ -114,16 +112,6 @@ def test_a_large_tokenizer_config(tmp_path: Path) -> None:
 
 
 # Folders that are no bundles
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
-def test_a_manifest_that_cannot_be_read(
-    bundle: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch(monkeypatch, ["open_file"], Failing(0, number, for_ever=True))
-    refused(
-        lambda: open_bundle(bundle), BundleError, bundle / MANIFEST, os.strerror(number), "manifest"
-    )
 
 
 # Checksums

@@ -49,14 +49,6 @@ def test_the_size_of_a_chat_template(config: Path) -> None:
     takes(of, 2**16, "65,537 bytes, expected at most 65,536")
 
 
-def test_the_size_of_a_config(config: Path) -> None:
-    data = b'{"chat_template": "x"}'
-    config.write_bytes(data + b" " * (2**22 - len(data)))
-    assert read_template(config) == ("x", "x", {})
-    config.write_bytes(data + b" " * (2**22 + 1 - len(data)))
-    refused(lambda: read_template(config), BundleError, config, "larger than 4,194,304 bytes")
-
-
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 10**6, b'{"a": 1,}'])
 def test_a_file_that_is_not_a_config(config: Path, data: bytes) -> None:
     config.write_bytes(data)

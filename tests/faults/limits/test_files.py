@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contract import judged, refused
+from contract import refused
 from faulty_disk import Failing, watch
 from open_files import posix
 
@@ -62,8 +62,3 @@ def test_each_error_of_the_system_has_its_remedy(
     monkeypatch.setattr(Path, "lstat", lambda path: Failing(0, number)("lstat"))
     refused(lambda: check_file(file, 10), BundleError, file, REMEDIES[number])
     refused(lambda: plain_files.check_folder(file), BundleError, file, REMEDIES[number])
-
-
-@pytest.mark.parametrize(("nbytes", "valid"), [(9, False), (10, True), (11, False)])
-def test_the_size_of_a_file(file: Path, nbytes: int, valid: bool) -> None:
-    judged(lambda: check_file(file, nbytes), valid, BundleError, file, f"10 bytes found, {nbytes}")

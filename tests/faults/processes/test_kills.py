@@ -1,4 +1,4 @@
-"""Catalogue X1: SIGKILL at operations of an export, and at random moments.
+"""Catalogue X1: SIGKILL at operations of an export.
 
 test_power.py computes what every moment could leave; a few real kills show that its model is right.
 
@@ -9,7 +9,6 @@ which only POSIX has.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -26,7 +25,6 @@ from stem_edge.errors import BundleError
 from stem_edge.export.quantization import calibration
 
 ASIDE = ".stem-edge-out-old"
-RANDOM_KILLS = 15
 FINISHED_OF = 5  # after one in so many kills, finish the export
 MAX_CALLS = 500
 
@@ -98,19 +96,3 @@ def test_x1_a_kill_at_an_operation(
     assert at > 35
     assert bundle_files(out) == bundle_files(export.new)
     assert found == ({"none"} if kind == "new" else {"bundle", "none"})
-
-
-def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: Path) -> None:
-    """Each export starts from the leftovers of the one before; the last one completes."""
-    rng, export = random.Random(1), exports["force"]
-    started: dict[str, Any] = {"kind": export.kind, "checkpoint": str(export.checkpoint)}
-    (tmp_path / "timed").mkdir()
-    seconds = killer.run(Job(**started, out=str(export.prepare(tmp_path / "timed"))))["seconds"]
-    shutil.rmtree(tmp_path / "timed")  # because what lies beside the bundle is checked
-    out, killed = export.prepare(tmp_path), 0
-    for _ in range(RANDOM_KILLS):
-        job = Job(**started, out=str(out), seconds=rng.uniform(0, seconds))
-        killed += killer.run(job)["killed"]
-        check(export, out)
-    assert killed > RANDOM_KILLS // 2
-    finish(killer, export, out)

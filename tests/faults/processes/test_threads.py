@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty_disk import Counter, slow, watch
-from installed import FDS
 from loading import load_fixed
 from threads import run_script, together, tokens
 from tiers import slow_but
@@ -229,35 +227,6 @@ def test_k4_the_interpreter_ends_with_a_generation_under_way(
 
 def test_k7_a_model_that_is_dropped_leaves_nothing(engine: EngineName, tiny: Path) -> None:
     next(load_fixed(tiny, engine=engine, threads=1).generate([1, 2]))
-
-
-def census(model: Model) -> tuple[int, int, int]:
-    """Count threads, open files and bytes of keys and values."""
-    gc.collect()
-    model.forget_prefixes()
-    fds = list(FDS.iterdir()) if FDS.is_dir() else []
-    return threading.active_count(), len(fds), model.kv_nbytes
-
-
-@pytest.mark.slow
-def test_k7_a_thousand_generations_that_are_cancelled_leave_nothing(
-    load: Load, engine: EngineName
-) -> None:
-    model, rng = load(slots=64), np.random.default_rng(0)
-    expected, before = tokens(model, [5, 6, 7]), None
-    for number in range(1000 if engine == "onnxruntime" else 300):
-        prompt = rng.integers(0, 300, 6).tolist()
-        stream = model.generate(prompt, stem_ids=[[1, 2], *prompt[1:]], max_new_tokens=20)
-        for _ in range(number % 4):  # some never begin
-            next(stream, None)
-        if number % 2:
-            stream.close()
-        del stream
-        if number == 20:
-            before = census(model)
-    assert census(model) == before
-    assert before is not None and before[2] == 0
-    assert tokens(model, [5, 6, 7]) == expected
 
 
 @pytest.mark.parametrize("overlap", [True, False])
