@@ -80,8 +80,7 @@ def test_z14_a_read_that_fails_for_ever(root: Path, monkeypatch: pytest.MonkeyPa
             lambda: store.read(np.array([1])),
             RowReadError,
             shard(root, 0),
-            f"record 1 at byte {STRIDE}",
-            os.strerror(errno.EIO),
+            f"record 1 at byte {STRIDE}: {os.strerror(errno.EIO)}",
         )
         assert failing.failed == 2  # retried once only
         neighbours = np.array([0, 2, 4])
