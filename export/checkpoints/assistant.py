@@ -51,7 +51,7 @@ def read_assistant(path: Path, dim: int, format: BackboneFormat) -> AssistantChe
         for name, shape in shapes_of(config, dim, clusters).items()
     }
     cluster_ids = _cluster_ids(path, files, config.vocab_size, clusters)
-    if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
+    if left := [name for name in files.left if name != HEAD and not decoder.unused(name)]:
         raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
     best = decoder.centroid_intermediate_top_k if clusters else 0
     described = Assistant(model=config, format=format, clusters=len(cluster_ids), best=best)

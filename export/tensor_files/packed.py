@@ -14,7 +14,7 @@ from stem_edge.export.tensor_files.tensor import Codes, Tensor, bytes_of
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.quantizing import unpack_codes
 
-PACKED = {"U8": 1, "I8": 1}  # types of stored codes, and bytes of each
+PACKED = "U8", "I8"  # types of stored codes
 BITS = 8, 4, 2  # of a code
 
 

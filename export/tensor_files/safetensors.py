@@ -1,24 +1,24 @@
 """Opens the safetensors files of a folder; rows of tensors are read from the file when needed.
 
 A folder has model.safetensors, or model.safetensors.index.json and the files that the index names. A file consists of
-eight bytes with the header's length, the header in JSON, and the values. The tensors must fill the file without gaps.
+eight bytes with the header's length, the header in JSON, and the values. The safetensors library checks the header. It
+does not read the values, because it maps files, and a mapped file that is cut off ends the process.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
+from safetensors import SafetensorError, safe_open
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import check_json, one_line, read_json, reason_of, some
 from stem_edge.export.tensor_files.source_file import ZIP, SourceFile, looks_like
 from stem_edge.export.tensor_files.tensor import (
     FLOATS,
-    VALUE_NBYTES,
     Tensor,
     check_shape,
     check_type,
@@ -27,11 +27,10 @@ from stem_edge.export.tensor_files.tensor import (
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_NBYTES = 100_000_000  # limit of the format
 
 
 class TensorFiles:
-    """Tensors of a checkpoint by name. `take` removes a tensor, so `names` lists unused tensors."""
+    """Tensors of a checkpoint by name. `take` removes a tensor, so `left` has the unused tensors."""
 
     def __init__(
         self, path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None
@@ -43,11 +42,12 @@ class TensorFiles:
         return name in self._left
 
     @property
-    def names(self) -> list[str]:
-        return sorted(self._left)
+    def left(self) -> dict[str, Tensor]:
+        """Tensors that were not taken, in the order of their names."""
+        return dict(sorted(self._left.items()))
 
     def take(
-        self, name: str, dtypes: dict[str, int] = FLOATS, shape: tuple[int, ...] | None = None
+        self, name: str, dtypes: Collection[str] = FLOATS, shape: tuple[int, ...] | None = None
     ) -> Tensor:
         """Remove and return a tensor. Raises CheckpointError unless `dtypes` and `shape` allow it."""
         tensor = self._taken(name, dtypes)
@@ -58,7 +58,7 @@ class TensorFiles:
             )
         return tensor
 
-    def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
+    def _taken(self, name: str, dtypes: Collection[str]) -> Tensor:
         if name not in self._left:
             raise CheckpointError(
                 f"{self._path}: no tensor {self._names.get(name, name)}; check that all files are of this "
@@ -111,9 +111,9 @@ def read_index(folder: Path, wanted: Callable[[str], bool]) -> dict[Path, list[s
     return listed
 
 
-class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+class _Tensor(msgspec.Struct):
     dtype: str
-    shape: list[int]
+    shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
 
@@ -121,7 +121,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     file = SourceFile(path)
     try:
         return _read(file)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"{path}: not a safetensors file ({reason_of(error)}); it is truncated or damaged: copy "
             "it again"
@@ -134,51 +134,17 @@ def _read(file: SourceFile) -> dict[str, Tensor]:
     # other tools would read other tensors from it.
     if what is not None and (head[8:9] != b"{" or head.startswith(ZIP)):
         raise ValueError(f"it is {what}")
-    length = int.from_bytes(file.read(0, min(8, file.nbytes)), "little")
-    start = 8 + length
-    if start > file.nbytes:
-        raise ValueError(f"a header of {length} bytes in a file of {file.nbytes}")
-    if not 2 <= length <= MAX_HEADER_NBYTES:
-        raise ValueError(f"a header of {length} bytes; expected 2 to {MAX_HEADER_NBYTES}")
-    entries = _header(file.read(8, length))
-    tensors, at = {}, 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        tensors[name] = _placed(file, name, entry, start, at)
-        at = entry.data_offsets[1]
-    if start + at != file.nbytes:
-        raise ValueError(
-            f"its tensors end at byte {start + at}, but the file at {file.nbytes}: "
-            f"{abs(file.nbytes - start - at)} bytes are {'stray' if start + at < file.nbytes else 'missing'}"
-        )
-    return tensors
-
-
-def _header(data: bytes) -> dict[str, _Tensor]:
-    check_json(data)
-    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    with safe_open(file.path.resolve(), "np"):
+        pass  # it raises an error unless the tensors fill the file, each with the bytes of its shape
+    length = int.from_bytes(file.read(0, 8), "little")
+    header = file.read(8, length)
+    check_json(header)
+    fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     fields.pop("__metadata__", None)
-    entries = dict[str, _Tensor]()
+    tensors = dict[str, Tensor]()
     for name, raw in fields.items():
-        try:
-            entries[name] = msgspec.json.decode(raw, type=_Tensor)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"tensor {one_line(name)}: {error}") from error
-    return entries
-
-
-def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> Tensor:
-    """Check `entry` and return its tensor. start: file offset of all values. at: expected offset after `start`."""
-    shown = one_line(name)
-    if entry.dtype not in VALUE_NBYTES:
-        raise ValueError(f"tensor {shown} has the unknown type {one_line(entry.dtype)}")
-    shape = check_shape(shown, entry.shape)
-    first, end = entry.data_offsets
-    if first != at:
-        what = "overlaps another" if first < at else f"follows {first - at} bytes of no tensor"
-        raise ValueError(f"tensor {shown} {what}, at byte {start + first}")
-    wanted = math.prod(shape) * VALUE_NBYTES[entry.dtype]
-    if end - first != wanted:
-        raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes, needs {wanted}")
-    if start + end > file.nbytes:
-        raise ValueError(f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}")
-    return file_tensor(file, name, entry.dtype, shape, start + first)
+        entry = msgspec.json.decode(raw, type=_Tensor)
+        shape = check_shape(one_line(name), entry.shape)
+        start = 8 + length + entry.data_offsets[0]
+        tensors[name] = file_tensor(file, name, entry.dtype, shape, start)
+    return tensors

@@ -72,7 +72,7 @@ class SourceFile:
         """Read `nbytes` bytes at offset `at`. Raises CheckpointError, also past the file's end."""
         return self.values(at, nbytes, "u1").tobytes()
 
-    def values(self, at: int, count: int, dtype: str) -> npt.NDArray[Any]:
+    def values(self, at: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Read `count` values of a numpy type at offset `at`. Raises CheckpointError."""
         array = np.empty(count, dtype)
         try:

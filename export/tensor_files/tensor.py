@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -23,19 +23,12 @@ from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import ScaleType
 
-# Type -> bytes of a value.
-FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-INTEGERS = {"I32": 4, "I64": 8}
-# Types that are not read. Their sizes are needed, because files may hold such tensors, too.
-OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8, "C128": 16}
-OTHERS |= {f"F8_{kind}": 1 for kind in ("E4M3", "E5M2", "E8M0", "E4M3FNUZ", "E5M2FNUZ")}
-VALUE_NBYTES = FLOATS | INTEGERS | OTHERS
+FLOATS, INTEGERS = ("BF16", "F16", "F32", "F64"), ("I32", "I64")
+# Stored type -> numpy's type of its values, or of their bytes. Tensors of other types are not read.
 _NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 _NUMPY |= {"U8": "|u1", "I8": "|i1", "F8_E4M3": "|u1", "F8_E8M0": "|u1"}
 MAX_VALUES = 1 << 48  # of one tensor, more than any file holds
 MAX_AXES = 8
-# To cut columns, rows are read in pieces of this many float32 bytes, the pieces of tables.py.
-PIECE_NBYTES = 16 << 20
 
 Rows = TypeVar("Rows", bound=npt.NDArray[Any])
 Read: TypeAlias = Callable[[int, int], Rows]  # rows start..stop
@@ -124,7 +117,7 @@ class Tensor:
         shared = self.reread(count, remembering)
         return [
             replace(
-                shared.computed(_cut(shared.rows, total, first, width), (count, width)),
+                shared.computed(_cut(shared.rows, first, first + width), (count, width)),
                 codes=shared.codes and self._some_codes(shared.codes, first, width),
             )
             for first in range(0, total, width)
@@ -141,8 +134,8 @@ class Tensor:
         return replace(
             codes,
             group_size=min(size, width),
-            read=lambda a, b: codes.read(a, b)[:, first : first + width],
-            scales=lambda a, b: codes.scales(a, b)[:, first // size : last],
+            read=_cut(codes.read, first, first + width),
+            scales=_cut(codes.scales, first // size, last),
         )
 
 
@@ -158,16 +151,9 @@ def remembering(read: Read[Rows]) -> Read[Rows]:
     return again
 
 
-def _cut(read: Read[F32], total: int, first: int, width: int) -> Read[F32]:
-    """Return a function that reads columns first..first + width of rows with `total` values."""
-    step = max(1, PIECE_NBYTES // (4 * total))
-
-    def some(start: int, stop: int) -> F32:
-        starts = range(start, max(stop, start + 1), step)
-        pieces = [read(at, min(at + step, stop))[:, first : first + width] for at in starts]
-        return np.concatenate(pieces)
-
-    return some
+def _cut(read: Read[Rows], first: int, last: int) -> Read[Rows]:
+    """Return a function that reads columns first..last."""
+    return lambda start, stop: cast(Rows, read(start, stop)[:, first:last])
 
 
 def bytes_of(tensor: Tensor, start: int, stop: int) -> U8:
@@ -202,12 +188,13 @@ def file_tensor(
     at: int,
 ) -> Tensor:
     """Return a lazy tensor of plain numbers in a file. at: offset of the first value."""
-    sizes, size = shape or (1,), VALUE_NBYTES[dtype]
+    sizes = shape or (1,)
 
     def raw(start: int, stop: int) -> npt.NDArray[Any]:
         part = max(0, min(stop, sizes[0]) - start), *sizes[1:]
-        first = at + start * math.prod(sizes[1:]) * size
-        return file.values(first, math.prod(part), _NUMPY[dtype]).reshape(part)
+        kind = np.dtype(_NUMPY[dtype])
+        first = at + start * math.prod(sizes[1:]) * kind.itemsize
+        return file.values(first, math.prod(part), kind).reshape(part)
 
     def rows(start: int, stop: int) -> F32:
         values = raw(start, stop)
@@ -231,7 +218,7 @@ def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
     return sizes
 
 
-def check_type(tensor: Tensor, types: dict[str, int] = FLOATS) -> Tensor:
+def check_type(tensor: Tensor, types: Collection[str] = FLOATS) -> Tensor:
     """Return the tensor. Raises CheckpointError unless its type is one of `types`."""
     if tensor.dtype not in types:
         raise CheckpointError(

@@ -7,7 +7,7 @@ have activation scales: inputs and outputs are rounded to multiples of these sca
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ class PackedFiles(TensorFiles):
         super().__init__(folder, open_folder(folder))
         self._widths = widths
 
-    def _taken(self, name: str, dtypes: dict[str, int]) -> Tensor:
+    def _taken(self, name: str, dtypes: Collection[str]) -> Tensor:
         """Remove and return a tensor: packed matrices are decoded, others must be of `dtypes`."""
         module, codes, taken = name.removesuffix(".weight"), name, super()._taken
         scales = module + SCALE

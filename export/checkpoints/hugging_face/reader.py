@@ -34,7 +34,7 @@ from stem_edge.export.checkpoints.hugging_face.packed import PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles, open_folder
-from stem_edge.export.tensor_files.tensor import VALUE_NBYTES, Tensor
+from stem_edge.export.tensor_files.tensor import Tensor
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -129,12 +129,12 @@ def _check_rest(
 ) -> None:
     """Raise CheckpointError for unknown tensors, or if a tied head differs from `embedding`."""
     head, where = tensor_name("head"), CONFIG if folder.is_dir() else "its header"
-    for name in files.names:
+    for name, tensor in files.left.items():
         if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):
             continue
         if not (config.tied_head and name == head):
             raise CheckpointError(
-                f"{folder}: tensor {one_line(files.take(name, VALUE_NBYTES).name)} is not part of the model that "
+                f"{folder}: tensor {one_line(tensor.name)} is not part of the model that "
                 f"{where} describes; check that both are from the same run"
             )
         if not same_values(files.take(name), embedding):

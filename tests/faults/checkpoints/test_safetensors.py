@@ -58,7 +58,7 @@ def archive() -> bytes:
 
 def test_c2_a_polyglot_is_refused(tmp_path: Path) -> None:
     """A safetensors file to its reader, a zip archive to others, which look at the end first."""
-    opened(tmp_path, encoded() + archive(), f"{len(archive())} bytes are stray")
+    opened(tmp_path, encoded() + archive(), "file not fully covered")
     zip_head = b"PK\x03\x04" + bytes(4) + b"{}" + bytes(1 << 10)  # a header of 67 megabytes
     opened(tmp_path, zip_head, "a zip archive")
 
@@ -67,13 +67,14 @@ def test_c5_a_sparse_file_with_a_huge_header_is_refused_at_once(tmp_path: Path) 
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", 1 << 39) + b"{")
     os.truncate(path, 1 << 40)
-    refused(lambda: open_tensors(path), CheckpointError, "549755813888", seconds=5)
+    refused(lambda: open_tensors(path), CheckpointError, "header too large", seconds=5)
 
 
 def test_c6_a_header_of_millions_of_values_is_refused_before_it_fills_the_memory(
     tmp_path: Path,
 ) -> None:
-    opened(tmp_path, encoded(b'{"a": [' + b"[]," * 5_000_000 + b"[]]}"), "more than 4194304 values")
+    header = {"a": HEADER["a"] | {"shape": [2, 3] + [1] * 5_000_000}, "b": HEADER["b"]}
+    opened(tmp_path, encoded(header), "more than 4194304 values")
 
 
 FILES: list[tuple[bytes, str]] = [
@@ -85,39 +86,28 @@ FILES: list[tuple[bytes, str]] = [
     (b"<!DOCTYPE html><title>404</title>", "a web page"),
     (archive() + encoded(), "a zip archive"),
 ]  # fmt: skip
+# The library's words. Of the rules that it checks, each has a case here.
 HEADERS: list[tuple[bytes, str]] = [
-    (b'{"a\xff": 1}', "utf-8"), (b'{"a": ', "truncated"), (b"[1, 2]", "object"),
-    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
-    (b'{"__metadata__": ' + b'{"a":' * 100_000, "recursion"),
-    (b'{"a": 3}', "tensor a"),
-    (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "run": 1}}', "tensor a"),
-    (b'{"a": {"shape": [1], "data_offsets": [0, 4]}}', "dtype"),
+    (b'{"a\xff": 1}', "UTF-8"), (b'{"a": ', "EOF"), (b"[1, 2]", "invalid JSON"),
+    (b'{"__metadata__": ' + b'{"a":' * 100_000, "invalid type"), (b'{"a": 3}', "invalid type"),
+    (b'{"a": {"shape": [1], "data_offsets": [0, 4]}}', "missing field `dtype`"),
 ]  # fmt: skip
 PLACES: list[tuple[Any, bytes, str]] = [
-    (changed("b", data_offsets=[23, 31]), VALUES, "tensor b overlaps another, at byte"),
-    (changed("b", data_offsets=[26, 34]), VALUES + b"xx", "follows 2 bytes of no tensor"),
-    (changed("a", data_offsets=[4, 28]), VALUES, "follows 4 bytes"),
-    (changed("b", data_offsets=[24, 31]), VALUES, "has 7 bytes, needs 8"),
-    (changed("b", data_offsets=[24, 16], shape=[0]), VALUES, "has -8 bytes, needs 0"),
-    (HEADER, VALUES + b"tail", "4 bytes are stray"),
-    (HEADER, VALUES[:-1], "tensor b ends at byte"),
+    (changed("b", data_offsets=[23, 31]), VALUES, "invalid offset for tensor `b`"),
+    (changed("b", data_offsets=[26, 34]), VALUES + b"xx", "invalid offset for tensor `b`"),
+    (HEADER, VALUES + b"tail", "not fully covered"), (HEADER, VALUES[:-1], "not fully covered"),
 ]  # fmt: skip
 FIELDS: list[tuple[dict[str, Any], str]] = [
-    ({"shape": [2**63, 2]}, "impossible shape"), ({"shape": [2**40, 2**40]}, "more than"),
-    ({"shape": [2**32, 2**32, 2**32]}, "more than"), ({"shape": [-2, -3]}, "impossible shape"),
-    ({"shape": [2, 4]}, "24 bytes, needs 32"), ({"shape": [1] * 99}, "impossible shape"),
-    ({"shape": [10**40]}, "tensor a"), ({"shape": [2.5]}, "tensor a"),
-    ({"dtype": "F64"}, "24 bytes, needs 48"), ({"dtype": "FLOAT"}, "unknown type FLOAT"),
-    ({"dtype": ["F32"]}, "tensor a"), ({"data_offsets": [24, 0]}, "tensor a"),
-    ({"data_offsets": [0, 2**64]}, "tensor a"), ({"data_offsets": [0, -24]}, "tensor a"),
-    ({"data_offsets": [0, 24, 48]}, "tensor a"), ({"shape": [2**40, 0]}, "24 bytes, needs 0"),
+    ({"shape": [2**40, 2**40]}, "overflow"), ({"shape": [-2, -3]}, "invalid value"),
+    ({"shape": [2, 4]}, "invalid shape"), ({"shape": [2, 3, *[1] * 99]}, "impossible shape"),
+    ({"dtype": "FLOAT"}, "unknown variant `FLOAT`"), ({"data_offsets": [24, 0]}, "invalid offset"),
+    ({"data_offsets": [0, 2**64]}, "invalid type"), ({"data_offsets": [0, -24]}, "invalid value"),
 ]  # fmt: skip
 REFUSED = FILES + [(encoded(header), said) for header, said in HEADERS]
 REFUSED += [(encoded(header, values), said) for header, values, said in PLACES]
 REFUSED += [(encoded(changed("a", **fields)), said) for fields, said in FIELDS]
-LENGTHS = (0, 1, 1 << 20, 100_000_001, 1 << 62, 2**63, 2**64 - 1)  # of a header
-REFUSED += [(encoded(length=length), str(length)) for length in LENGTHS]
-REFUSED += [(encoded(length=7), "not a safetensors")]
+LENGTHS = (0, 1, 7, 1 << 20, 100_000_001, 1 << 62, 2**63, 2**64 - 1)  # of a header
+REFUSED += [(encoded(length=length), "header") for length in LENGTHS]
 REFUSED += [(encoded()[:keep], "copy it again") for keep in (0, 7, 8, 40, -1)]
 
 
