@@ -46,7 +46,7 @@ def open_bundle(
     root = bundle_folder(path, shards=tables is None, progress=progress)
     manifest = open_manifest(root)
     shards = [name for name in manifest.files if is_shard(name)]
-    lacking = tables is None and all(_is_missing(root / name) for name in shards)
+    lacking = tables is None and not any(os.path.lexists(root / name) for name in shards)
     folders = set[Path]()
     for name, entry in manifest.files.items():
         if (lacking or tables is not None) and is_shard(name):
@@ -61,15 +61,6 @@ def open_bundle(
         )
     _check_backbone(root, manifest)
     return Bundle(root, manifest, tables)
-
-
-def _is_missing(path: Path) -> bool:
-    """Return True if the path does not exist; False if it exists, or if that is unknown."""
-    try:
-        path.lstat()
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
 
 
 def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | None = None) -> Path:

@@ -9,14 +9,7 @@ from pathlib import Path
 
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files.plain_files import (
-    check_file,
-    check_status,
-    damaged,
-    open_plain,
-    read_at,
-    remedy_for,
-)
+from stem_edge.files.plain_files import check_status, damaged, open_plain, read_at, remedy_for
 
 HASH_PIECE_NBYTES = 1 << 22
 
@@ -40,10 +33,8 @@ def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearr
 
 def sha256_of(path: Path, nbytes: int, progress: Callable[[int], object]) -> str:
     """Return a file's sha256. Raises BundleError unless the file has `nbytes` bytes."""
-    check_file(path, nbytes)
     descriptor = open_plain(path, "file")
     try:
-        # Checked again once open, because another file may be at the path by now.
         check_status(path, os.fstat(descriptor), nbytes)
         digest = hashlib.sha256()
         for at in range(0, nbytes, HASH_PIECE_NBYTES):

@@ -122,10 +122,7 @@ def check_file(path: Path, nbytes: int) -> None:
     try:
         status = disk.status(path)
     except OSError as error:
-        raise BundleError(
-            f"{path}: missing or unreadable ({error.strerror}), expected {nbytes} bytes; "
-            f"{remedy_for(error)}"
-        ) from error
+        raise unreadable(path, "file", error) from error
     check_status(path, status, nbytes)
 
 

@@ -20,12 +20,6 @@ def log_softmax(logits: F32) -> F64:
     return shifted
 
 
-def kullback_leibler(p: F64, q: F64) -> F64:
-    """Return KL(p || q) in nats at each position [T]. p, q: log probabilities [T, V]."""
-    divergence: F64 = (np.exp(p) * (p - q)).sum(axis=-1)
-    return divergence.clip(min=0)  # rounding can make it negative
-
-
 def divergence(expected: F32, found: F32) -> F32:
     """Return KL(expected || found) [T] in nats, exact to about 1e-6, of logits [T, V]."""
     step = _positions_at_once(expected.shape[1])

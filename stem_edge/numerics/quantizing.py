@@ -72,11 +72,10 @@ def dequantize_blocks(
     scales: F32,
     bits: int,
     zero_points: U8 | None = None,
-    offsets: F32 | None = None,
 ) -> F32:
     """Dequantize codes [N, K*bits/8] with scales [N, K/block] to float32 [N, K].
 
-    zero_points: packed; None: the middle code. offsets [N, K/block]: added to a block's values.
+    zero_points: packed; None: the middle code.
     """
     rows, groups = scales.shape
     width = codes.shape[1] * 8 // bits
@@ -86,8 +85,6 @@ def dequantize_blocks(
     else:
         values -= unpack_codes(zero_points, bits)[:, :groups, None]
     values *= scales[:, :, None]
-    if offsets is not None:
-        values += offsets[:, :, None]
     return values.reshape(rows, width)
 
 

@@ -11,7 +11,6 @@ import functools
 import json
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -28,7 +27,6 @@ MAX_OUTPUT_CHARS = 1 << 20
 MEMORY_NBYTES = 512 << 20
 CPU_SECONDS = 20  # of a request; needed when the parent is gone and cannot end it
 MAX_DATE_FORMAT = 64
-READY = b"ready\n"
 OTHER_FILES = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
@@ -143,23 +141,14 @@ def _line(error: BaseException) -> int | None:
     return line
 
 
-def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None:
-    """Answer requests, one per line of JSON, until `receive` returns b""."""
-    send(READY)
-    while line := receive():
-        limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
-        send(json.dumps(answer(json.loads(line))).encode() + b"\n")
-
-
 def main() -> None:
-    # Ctrl-C at a terminal reaches this process, too, but only the parent knows what it shall end.
+    """Answer requests, one per line of JSON, until stdin is closed."""
+    # Ctrl-C at a terminal reaches this process, too, but only the parent knows when it must end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def send(line: bytes) -> None:
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-
-    serve(sys.stdin.buffer.readline, send)
+    print("ready", flush=True)
+    while line := sys.stdin.buffer.readline():
+        limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
+        print(json.dumps(answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,7 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
         fields["original_context"] = fields.pop(CONTEXT, None) or context
     if kind == "yarn":
         fields.setdefault("factor", context / fields["original_context"])
-        scales = fields.pop("mscale", None), fields.pop("mscale_all_dim", None)
-        one, other = scales if all(scales) else (1, 0)
-        usual = _growth(fields["factor"], one) / _growth(fields["factor"], other)
+        usual = 0.1 * math.log(max(1, fields["factor"])) + 1
         fields.setdefault("attention_factor", usual)
         fields = {name: value for name, value in fields.items() if value or "beta" not in name}
     elif kind == "proportional":
@@ -67,8 +65,3 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
         return None
     scaling: RopeScaling = msgspec.convert(fields | {"type": kind}, RopeScaling)
     return scaling
-
-
-def _growth(factor: float, mscale: float) -> float:
-    """Return YaRN's factor of sines and cosines: 1 + 0.1 * mscale * ln(factor); 1 if factor <= 1."""
-    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0

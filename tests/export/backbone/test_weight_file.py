@@ -25,7 +25,7 @@ from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Tensor
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.quantizing import dequantize_blocks
 
 WIDE = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
@@ -79,8 +79,7 @@ def test_blocks_have_the_values_of_the_file_or_of_the_quantizer(case: str, tmp_p
             expected = np.concatenate([whole(tensors[part]) for part in item.parts])
             if item.kind not in copied:
                 blocks = quantizer(item.name, item.kind, item.bits, item.block)(expected)
-                codes, scales, points, offsets = blocks
-                expected = dequantize_blocks(codes, scales, item.bits, points, offsets)
+                expected = _decoded(item, *blocks)
             found, most = _values(item, data), 1e-6 * np.abs(expected).max()
             np.testing.assert_allclose(found, expected, atol=most, rtol=0, err_msg=item.name)
             seen.add(item.kind)
@@ -100,5 +99,10 @@ def _values(item: Blocks, data: Any) -> F32:
         rows = piece.stop - piece.start
         codes, points = (read(one, "u1", rows) for one in (piece.codes, piece.points))
         scales, offsets = (read(one, "<f4", rows) for one in (piece.scales, piece.offsets))
-        found.append(dequantize_blocks(codes, scales, item.bits, points, offsets))
+        found.append(_decoded(item, codes, scales, points, offsets))
     return np.concatenate(found)
+
+
+def _decoded(item: Blocks, codes: U8, scales: F32, points: U8 | None, offsets: F32 | None) -> F32:
+    values = dequantize_blocks(codes, scales, item.bits, points)
+    return values if offsets is None else values + offsets.repeat(item.block, axis=1)

@@ -12,8 +12,9 @@ from stem_edge.numerics.quantizing import dequantize_blocks
 
 
 def kept(matrix: F32, block: int = 32) -> F32:
-    codes, scales, points, offsets = with_offsets(matrix, block)
-    return dequantize_blocks(codes, scales, 4, points, offsets)
+    found = with_offsets(matrix, block)
+    assert found.zero_points is None and found.offsets is not None
+    return dequantize_blocks(found.codes, found.scales, 4) + found.offsets.repeat(block, axis=1)
 
 
 def stored(kind: str, seed: int = 0) -> F32:

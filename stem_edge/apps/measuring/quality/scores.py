@@ -16,7 +16,7 @@ import numpy as np
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
-from stem_edge.numerics.distributions import kullback_leibler, log_softmax, side_by_side
+from stem_edge.numerics.distributions import divergence, log_softmax, side_by_side
 from stem_edge.numerics.quantize import F32, F64, I64
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -125,7 +125,7 @@ def score(
 
     sources: functions that yield logits; KL is empty for one. advance: called with token counts.
     """
-    found, nats = [list[Scores]() for _ in sources], [np.zeros(0)]
+    found, nats = [list[Scores]() for _ in sources], [np.zeros(0, np.float32)]
     for ids in task.token_ids:
         for start, stop, first in windows(len(ids), task.window, task.stride):
             at = first + 1
@@ -135,8 +135,8 @@ def score(
                 for each, scores in zip(said, found, strict=True):
                     likelihood = each[np.arange(len(came)), came]
                     scores.append(Scores(likelihood, each.argmax(axis=1)))
-                nats += [kullback_leibler(said[1], said[0])] if len(said) > 1 else []
+                nats += [divergence(logits[1], logits[0])] if len(said) > 1 else []
                 advance(len(came))
                 at += len(came)
     joined = [Scores(*map(np.concatenate, zip(*each, strict=True))) for each in found]
-    return joined, np.concatenate(nats)
+    return joined, np.concatenate(nats, dtype=np.float64)
