@@ -129,9 +129,9 @@ def export_with(checkpoint: str | Path, out: Path, recipe: Recipe) -> Bundle:
         check_runnable(source)
     plan = keep_stored_types(source, recipe)
     ids = {"bos_id": tokenizer.bos_id, "eos_ids": tokenizer.eos_ids}
-    said = tokenizer.notes + (() if tokenizer.eos_ids else (NO_END,))
+    notes = source.notes + (() if tokenizer.eos_ids else (NO_END,))
     config = msgspec.structs.replace(source.config, **ids)
-    plan = replace(plan, source=replace(source, config=config, notes=source.notes + said))
+    plan = replace(plan, source=replace(source, config=config, notes=notes))
     plan = keep_trained_grid(plan)
     if recipe.assistant is not None:
         plan = replace(plan, assistant=open_assistant(Path(recipe.assistant), plan))

@@ -10,7 +10,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from stem_edge.errors import CheckpointError
@@ -35,7 +34,6 @@ class ExportedTokenizer:
     vocab_size: int  # 1 + the greatest id
     bos_id: int | None
     eos_ids: tuple[int, ...]
-    notes: tuple[str, ...] = ()  # for the user, about changes to the tokenizer
 
 
 def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
@@ -137,11 +135,9 @@ def _special_id(tokenizer: Tokenizer, name: str | None) -> int | None:
 
 def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     with _reading(path, "a tokenizer.json of the tokenizers library"):
-        data = disk.read_file(path.resolve(), MAX_NBYTES)
-        checked = check_json(data)  # first, because the library does not check numbers
+        # Checked first, because the library does not check numbers.
+        checked = check_json(disk.read_file(path.resolve(), MAX_NBYTES))
         tokenizer = Tokenizer.from_buffer(checked.json)
-        model = msgspec.json.decode(data, type=dict[str, msgspec.Raw])["model"]
-        said = msgspec.json.decode(model, type=dict[str, msgspec.Raw]).get("dropout", b"null")
     beside = path.with_name("tokenizer_config.json")
     config = _read_object(beside)
     template, jinja = config.get("chat_template"), path.with_name("chat_template.jinja")
@@ -155,10 +151,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     adds = _adds(path, tokenizer, bos) if add_bos is None else add_bos
     exported = _finish(path, tokenizer, bos, eos, adds, template)
     stops = [*exported.eos_ids, *_stops(path, exported.vocab_size)]
-    dropout = msgspec.json.decode(said)
-    left_out = f"{path.name}: dropout of {dropout}, a setting of training, is left out"
-    notes = (left_out,) if dropout else ()
-    return replace(exported, eos_ids=tuple(dict.fromkeys(stops)), notes=notes)
+    return replace(exported, eos_ids=tuple(dict.fromkeys(stops)))
 
 
 def _read_object(path: Path) -> dict[str, Any]:

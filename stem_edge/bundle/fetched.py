@@ -7,19 +7,17 @@ Its name is a digest of the hashes, and of the sizes and mtimes of the files.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from stem_edge.bundle.hub.fetch import Snapshot, fetch
+from stem_edge.bundle.manifest import digest
 from stem_edge.errors import BundleError, InputError
 from stem_edge.files import disk
 from stem_edge.files.disk import write_whole
 from stem_edge.files.hashing import sha256_of
-from stem_edge.files.names import KEY_CHARS, cache_folder
+from stem_edge.files.names import cache_folder
 from stem_edge.progress import Progress
 
 CHECKED = "checked"  # folder of the marker files; each contains the path of its snapshot
@@ -55,9 +53,7 @@ def _mark(folder: Path, files: Mapping[str, str]) -> Path | None:
     with contextlib.suppress(InputError, OSError):  # a user without a home; a file that is missing
         states = [disk.status(folder / file) for file in files]
         stamps = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
-        described = msgspec.json.encode([str(folder), list(files.items()), stamps])
-        digest = hashlib.sha256(described).hexdigest()[:KEY_CHARS]
-        return cache_folder(None) / CHECKED / digest
+        return cache_folder(None) / CHECKED / digest(str(folder), files, stamps)
     return None
 
 

@@ -21,8 +21,8 @@ from typing import IO, Any, cast
 import msgspec
 
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.files.plain_files import damaged, read_plain
-from stem_edge.shown import one_line, printable
+from stem_edge.files.plain_files import damaged, decode_json, read_plain
+from stem_edge.shown import printable
 from stem_edge.system.child import module_command
 
 MAX_CONFIG_NBYTES = 4 << 20
@@ -44,11 +44,9 @@ def has_template(path: Path) -> bool:
 def _read_config(path: Path) -> dict[str, Any]:
     data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
     try:
-        if len(data) > MAX_CONFIG_NBYTES:
-            raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
-        raise damaged(path, f"not a JSON object ({one_line(error)})") from None
+        return decode_json(data, dict[str, Any], MAX_CONFIG_NBYTES)
+    except ValueError as error:
+        raise damaged(path, f"not a JSON object ({error})") from None
 
 
 def _templates(config: dict[str, Any]) -> dict[str, str]:

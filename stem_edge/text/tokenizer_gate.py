@@ -15,7 +15,7 @@ import numpy as np
 
 from stem_edge.bundle.checked_tokenizer import CheckedTokenizer
 from stem_edge.errors import BundleError
-from stem_edge.files import disk
+from stem_edge.files.plain_files import read_plain
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.shown import printable
 from stem_edge.text.tokenizer_model import check_tokens
@@ -69,12 +69,7 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
     Ids must be from 0 to vocab_size - 1, each for one token. Some ids may have no token, because a
     model's embedding can have more rows than its tokenizer has tokens.
     """
-    try:
-        data = disk.read_file(path, MAX_NBYTES)
-    except OSError as error:
-        raise BundleError(
-            f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
-        ) from error
+    data = read_plain(path, MAX_NBYTES, "tokenizer")
     try:
         return check_json(data, vocab_size or MAX_VOCAB)
     except (ValueError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors

@@ -10,7 +10,7 @@ import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping
 from os.path import commonprefix
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,7 +27,12 @@ NODE_NBYTES = 350
 MERGE_NBYTES, MERGE_LOADING_NBYTES = (70, 30), (420, 170)  # as pairs, and as texts
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
-Field: TypeAlias = msgspec.Raw | msgspec.UnsetType
+# Fields of a model that the library reads. The type comes first, because the library would hold all other fields twice
+# until it knows the type.
+_FIELDS = (
+    *("type", "dropout", "unk_token", "unk_id", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("max_input_chars_per_word", "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"),
+)
 
 _TEXT, _SPACE = rb'"[^"\\]*(?:\\.[^"\\]*)*"', rb"[ \t\r\n]*"
 _COMMA = _SPACE + b"," + _SPACE
@@ -45,23 +50,6 @@ _MERGES = _some(b"(?:" + _TEXT + b"|" + _PAIR % _TEXT + b")")
 _PIECES = _some(_PAIR % rb"[-+.0-9eE]+")
 
 
-class _Fields(msgspec.Struct):
-    """Fields of a tokenizer's model that the library reads. Decoding drops all other fields."""
-
-    type: Field = msgspec.UNSET
-    dropout: Field = msgspec.UNSET
-    unk_token: Field = msgspec.UNSET
-    unk_id: Field = msgspec.UNSET
-    continuing_subword_prefix: Field = msgspec.UNSET
-    end_of_word_suffix: Field = msgspec.UNSET
-    max_input_chars_per_word: Field = msgspec.UNSET
-    fuse_unk: Field = msgspec.UNSET
-    byte_fallback: Field = msgspec.UNSET
-    ignore_merges: Field = msgspec.UNSET
-    vocab: Field = msgspec.UNSET
-    merges: Field = msgspec.UNSET
-
-
 def check_tokens(
     raw: msgspec.Raw, added_nbytes: int
 ) -> tuple[bytes, dict[str, int], TokenizerMemory]:
@@ -70,23 +58,22 @@ def check_tokens(
     Removes dropout, because it makes the ids of a text random. Raises ValueError.
     added_nbytes: bytes of the added tokens' texts, to be included in the memory.
     """
-    fields = msgspec.json.decode(raw, type=_Fields)
-    given = msgspec.structs.asdict(fields).items()
-    check_model({name: value for name, value in given if value is not msgspec.UNSET})
-    vocab = msgspec.Raw(b"null") if fields.vocab is msgspec.UNSET else fields.vocab
+    given = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    fields = {name: given[name] for name in _FIELDS if name in given}
+    check_model(fields)
+    vocab = fields.get("vocab", msgspec.Raw(b"null"))
     nodes = merges = 0
     if bytes(memoryview(vocab)[:1]) == b"[":
         ids = _pieces(vocab)
         nodes = _nodes(ids)
     else:
         ids = _vocabulary(vocab)
-        fields.vocab = msgspec.Raw(msgspec.json.encode(ids))
+        fields["vocab"] = msgspec.Raw(msgspec.json.encode(ids))
     plain = not any(" " in token or token.startswith(_COMMENT) for token in ids)
-    if fields.merges is not msgspec.UNSET:
-        written, merges = _merges(fields.merges, ids, plain=plain)
-        fields.merges = msgspec.Raw(written)
-    if fields.dropout is not msgspec.UNSET:
-        fields.dropout = msgspec.Raw(b"null")
+    if "merges" in fields:
+        written, merges = _merges(fields["merges"], ids, plain=plain)
+        fields["merges"] = msgspec.Raw(written)
+    fields.pop("dropout", None)
     text = 2 * sum(len(token.encode()) for token in ids) + NODE_NBYTES * nodes
     kept = 1_500_000 + 235 * len(ids) + text + MERGE_NBYTES[plain] * merges + 20 * added_nbytes
     loading = 4_000_000 + 400 * len(ids) + text + 95 * added_nbytes

@@ -20,6 +20,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
 from stem_edge.files.disk import write_whole
+from stem_edge.files.plain_files import decode_json
 from stem_edge.shown import one_line, shown
 
 FORMAT_VERSION = 2
@@ -81,31 +82,22 @@ def encode_edit(edit: Edit) -> bytes:
 def read_edit(path: str | Path) -> Edit:
     """Read an edit from a file. Raises EditError if it is missing, damaged or not an edit."""
     path = Path(path)
-    data = _read(path)
     try:
-        msgspec.json.decode(data, type=Versioned)
+        # A link to an edit is fine, but must be resolved because read_file does not follow it.
+        data = disk.read_file(path.resolve(), MAX_NBYTES)
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in a path, links in a circle
+        raise EditError(
+            f"{path}: cannot read ({getattr(error, 'strerror', None) or error}); make an edit with: "
+            "stem-edge edit BUNDLE --source TEXT --target TEXT -o FILE"
+        ) from error
+    try:
+        decode_json(data, Versioned, MAX_NBYTES)
         return msgspec.json.decode(data, type=Edit)
     except (ValueError, RecursionError) as error:
         raise EditError(
             f"{path}: not an edit of format {FORMAT_VERSION} ({one_line(error)}); make it again "
             "with stem-edge edit, or upgrade stem-edge"
         ) from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if not os.path.isfile(path):  # noqa: PTH113  (Path's raises for long names)
-            raise EditError(
-                f"{path}: no such edit file; make one with: stem-edge edit BUNDLE --source TEXT "
-                "--target TEXT -o FILE"
-            )
-        # A link to an edit is fine, but must be resolved because read_file does not follow it.
-        data = disk.read_file(path.resolve(), MAX_NBYTES)
-    except OSError as error:
-        raise EditError(f"{path}: cannot read ({error.strerror}); check its permissions") from error
-    if len(data) > MAX_NBYTES:
-        raise EditError(f"{path}: larger than {MAX_NBYTES} bytes, so not an edit; make it again")
-    return data
 
 
 def tables_id(bundle: Bundle) -> str:

@@ -112,9 +112,9 @@ def test_what_each_token_looks_up_is_shown(
         ([*SPAIN], "--out: missing"),
         (["--show", "x", *SPAIN], "--source: for a new edit, not for --show"),
         (["--show", "x", "--force"], "--force: for a new edit, not for --show"),
-        (["--show", "x"], "x: no such edit file; make one with"),
-        (["--show", ""], "no such edit file"),
-        (["--show", "x" * 300], "no such edit file"),
+        (["--show", "x"], "x: cannot read (No such file or directory); make an edit with"),
+        (["--show", ""], "cannot read (not a regular file)"),
+        (["--show", "x" * 300], "cannot read (File name too long)"),
         ([*MADE, "--layers", "2"], "layers are 2; expected STEM layers of 1,3,5"),
         ([*MADE, "--layers", "1,"], "--layers '1,': not numbers"),
         (["--source", "\udcff", "--target", "x", "-o", "a.edit"], "not valid Unicode"),
@@ -140,7 +140,7 @@ def test_generate_refuses_edits_before_it_loads(
     for name, message in (
         ("other", "other.edit: this edit was made for other tables"),
         ("bad", "bad.edit: not an edit"),
-        ("gone", "gone: no such edit file"),
+        ("gone", "gone: cannot read (No such file"),
     ):
         assert message in refused(capsys, "generate", bundle, "-p", PROMPT, "--edit", name)
 
