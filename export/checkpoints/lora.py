@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import Checkpoint, check_shapes
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.tensor import Tensor, check_type
@@ -82,7 +82,7 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     backbone |= {value: backbone[key] for value, key in shared.items()}
     note = f"with the LoRA adapter {folder.resolve().name} merged into {len(modules)} modules"
     notes = (*checkpoint.notes, note)
-    return check_shapes(replace(checkpoint, backbone=backbone, notes=notes))
+    return replace(checkpoint, backbone=backbone, notes=notes)
 
 
 def _read_modules(path: Path) -> dict[str, dict[str, Tensor]]:

@@ -53,12 +53,10 @@ class SourceFile:
         self.path = path
         try:
             self._descriptor = disk.open_file(path.resolve())
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: missing; copy all files of the model") from error
         except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
             reason = getattr(error, "strerror", None) or error
             raise CheckpointError(
-                f"{path}: cannot open ({reason}); copy the model again, as plain files"
+                f"{path}: cannot open ({reason}); copy all files of the model, as plain files"
             ) from error
         weakref.finalize(self, disk.close, self._descriptor)
         status = os.fstat(self._descriptor)

@@ -57,8 +57,6 @@ def load_tensors(path: Path) -> dict[Any, Any]:
         state = _mapped(path)
     except CheckpointError:
         raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing; copy the whole checkpoint folder") from error
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot read ({error.strerror or error}); check the disk, or copy it again"

@@ -202,4 +202,4 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_pickle_is_refused_with_advice(tmp_path: Path) -> None:
     adapter = save(tmp_path, pair(Q, 8, 8))
     (adapter / "adapter_model.safetensors").unlink()
-    refused(adapter, "adapter_model.safetensors: missing")
+    refused(adapter, "adapter_model.safetensors: cannot open")

@@ -131,14 +131,22 @@ def one(*names: str) -> dict[str, Any]:
 
 ONE, TWO = "1.safetensors", "2.safetensors"
 FOLDERS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
-    "all gone": ({"a": ONE, "b": TWO}, {}, (ONE, "missing; copy all files")),
+    "all gone": (
+        {"a": ONE, "b": TWO},
+        {},
+        (ONE, "cannot open (No such file or directory); copy all files"),
+    ),
     "gone": ({"a": ONE, "b": ONE}, {ONE: one("a")}, (f"(b is not in {ONE})",)),
     "elsewhere": (
         {"a": ONE, "b": ONE, "c": TWO},
         {ONE: one("a"), TWO: one("b", "c")},
         (f"(b is not in {ONE})",),
     ),
-    "no file": ({"a": ONE, "b": TWO}, {ONE: one("a")}, (TWO, "missing; copy all files")),
+    "no file": (
+        {"a": ONE, "b": TWO},
+        {ONE: one("a")},
+        (TWO, "cannot open (No such file or directory); copy all files"),
+    ),
     "a path": ({"a": "x/" + ONE}, {}, ("tensor a is in 'x/1.safetensors'",)),
     "paths": ({"a": "../" + ONE, "b": "/" + ONE, "c": "x\\" + ONE}, {}, ("../1", "'/1", "c is")),
     "a NUL": ({"a": "x\0.safetensors"}, {}, ("tensor a is in",)),

@@ -42,7 +42,7 @@ def test_each_wrong_file_has_a_line(bundle: Path, capsys: Capture) -> None:
     (bundle / "notes.txt").touch()
     assert main(["verify", str(bundle)]) == 1
     out, err = capsys.readouterr()
-    assert out.startswith(f"{SHARD}: missing") and out.count("\n") == 1
+    assert out.startswith(f"{SHARD}: cannot read") and out.count("\n") == 1
     message = one_line(err)
     assert f"{bundle}: not as exported: {BACKBONE}: sha256 is " in message
     assert "(and 1 more, above); copy the bundle again" in message
