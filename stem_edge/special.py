@@ -24,12 +24,8 @@ from stem_edge.limits import (
 
 T = TypeVar("T", bound=Description)
 Shapes = dict[str, tuple[int, ...]]
-# Fields that a model without rows leaves at their defaults.
-OF_ROWS = (
-    *("stem_ffn", "row_rank", "row_window", "row_experts", "n_experts", "engram_kernel"),
-    *("ngram_order", "ngram_sizes", "ngram_end", "ngram_multipliers", "ngram_filler"),
-    *("ple_width", "ple_records", "ple_gate_scale"),
-)
+# How the names of fields begin that a model without rows leaves at their defaults.
+OF_ROWS = ("stem_ffn", "row_", "n_experts", "engram_", "ngram_", "ple_")
 
 
 def check_ngrams(config: Description) -> None:
@@ -156,7 +152,7 @@ def more_shapes(config: Description, layer: int) -> Shapes:
 
 def dense_twin(config: T) -> T:
     """Return the description of the same model without tables: all its FFNs are dense."""
-    usual = {f.name: f.default for f in fields(config) if f.name in OF_ROWS}
+    usual = {f.name: f.default for f in fields(config) if f.name.startswith(OF_ROWS)}
     return replace(config, stem_layers=(), **usual)
 
 

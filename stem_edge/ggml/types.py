@@ -36,24 +36,22 @@ I64 = TensorType("I64", 27, 1, 8)
 
 WEIGHT_TYPES = {t.number: t for t in (F32, F16, Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
 # Types of matrices in imported GGUF files. A backbone may keep them, but no mixture contains them.
-Q4_1 = TensorType("Q4_1", 3, 32, 20)
-Q2_K = TensorType("Q2_K", 10, 256, 84)
-Q3_K = TensorType("Q3_K", 11, 256, 110)
-IQ4_NL = TensorType("IQ4_NL", 20, 32, 18)
-IQ4_XS = TensorType("IQ4_XS", 23, 256, 136)
-BF16 = TensorType("BF16", 30, 1, 2)
-MXFP4 = TensorType("MXFP4", 39, 32, 17)
-# More such types, to which ggml quantizes slowly or coarsely.
-RARE_TYPES = (
+IMPORTED_TYPES = (
+    TensorType("Q4_1", 3, 32, 20),
+    TensorType("Q2_K", 10, 256, 84),
+    TensorType("Q3_K", 11, 256, 110),
     TensorType("IQ2_XXS", 16, 256, 66),
     TensorType("IQ2_XS", 17, 256, 74),
     TensorType("IQ3_XXS", 18, 256, 98),
     TensorType("IQ1_S", 19, 256, 50),
+    TensorType("IQ4_NL", 20, 32, 18),
     TensorType("IQ3_S", 21, 256, 110),
     TensorType("IQ2_S", 22, 256, 82),
+    TensorType("IQ4_XS", 23, 256, 136),
     TensorType("IQ1_M", 29, 256, 56),
+    TensorType("BF16", 30, 1, 2),
     TensorType("TQ1_0", 34, 256, 54),
     TensorType("TQ2_0", 35, 256, 66),
+    TensorType("MXFP4", 39, 32, 17),
 )
-OTHER_TYPES = (Q4_1, Q2_K, Q3_K, IQ4_NL, IQ4_XS, BF16, MXFP4)
-KEPT_TYPES = WEIGHT_TYPES | {t.number: t for t in (*OTHER_TYPES, *RARE_TYPES)}
+KEPT_TYPES = WEIGHT_TYPES | {t.number: t for t in IMPORTED_TYPES}

@@ -26,11 +26,6 @@ MODEL_TYPE = "stem"
 # Hugging Face's name of a module with a bias -> this project's name of its matrix.
 BIAS_NAMES = {tensor_name(f"layers.0.{n}").split(".")[-2]: n for n in BIASED if n != "head"}
 BIAS_NAMES["lm_head"] = "head"
-SAME = (  # fields of Stem that ModelConfig has, too
-    "stem_ffn", "row_rank", "row_window", "row_experts", "ngram_order", "ngram_sizes", "ngram_end",
-    "ngram_multipliers", "ngram_filler", "engram_kernel", "n_experts", "qk_norm_eps", "post_norms",
-    "rope_interleaved",
-)  # fmt: skip
 
 
 class Stem(Windowed, kw_only=True):
@@ -58,8 +53,9 @@ class Stem(Windowed, kw_only=True):
         if unknown := [name for name in self.biases if name not in BIAS_NAMES]:
             raise ValueError(f"biases has {unknown[0]!r}; expected some of {', '.join(BIAS_NAMES)}")
         kind = SLIDING if self.sliding_window else FULL
+        same = [name for name in Stem.__annotations__ if name in ModelConfig.__struct_fields__]
         return self.windows([kind] * self.num_hidden_layers) | {
-            **{name: getattr(self, name) for name in SAME},
+            **{name: getattr(self, name) for name in same},
             "stem_layers": tuple(sorted(self.stem_layers)),
             "biases": tuple(BIAS_NAMES[name] for name in self.biases),
             "logit_softcap": self.final_logit_softcapping or 0.0,
@@ -132,17 +128,10 @@ def _engram(config: ModelConfig, files: TensorFiles, layer: int) -> dict[str, Te
             found[at + name] = take(name.removeprefix("engram_"), (config.dim,))
     if kernel := config.engram_kernel:
         taps = take("conv", (config.dim, 1, kernel))
-        found |= {f"{at}engram_conv_{tap}": _tap(taps, tap) for tap in range(kernel)}
+        for tap in range(kernel):
+            vector = lambda start, stop, tap=tap: taps.rows(start, stop)[:, 0, tap]
+            found[f"{at}engram_conv_{tap}"] = taps.computed(vector, taps.shape[:1])
     return found
-
-
-def _tap(taps: Tensor, tap: int) -> Tensor:
-    """Return the vector [N] at index `tap` of the last axis of a convolution kernel [N, 1, K]."""
-
-    def rows(start: int, stop: int) -> F32:
-        return np.ascontiguousarray(taps.rows(start, stop)[:, 0, tap])
-
-    return taps.computed(rows, taps.shape[:1])
 
 
 def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Tensor:
