@@ -26,14 +26,8 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
     """Pack rows, float32 [n, row_width] for each STEM layer, into records [n, record_nbytes].
 
     scaling: function that chooses scales. least_error_scales (numerics.block_search) loses less, and takes
-    several times as long. Raises ValueError for other shapes, and for values above fp16's range.
+    several times as long. Raises ValueError for values above fp16's range.
     """
-    shape = (len(rows[0]), layout.row_width)
-    if len(rows) != len(layout.layers) or {row.shape for row in rows} != {shape}:
-        raise ValueError(
-            f"rows of shapes {[r.shape for r in rows]}; expected {len(layout.layers)} arrays "
-            f"[n, {layout.row_width}]"
-        )
     records = np.empty((len(rows[0]), layout.record_nbytes), np.uint8)
     for index, values in enumerate(rows):
         if layout.quantized:

@@ -11,10 +11,6 @@ from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 
 KIND = "gemma4_assistant"
-OUTSIDE = (
-    "dtype", "torch_dtype", "backbone_hidden_size", "use_ordered_embeddings", "num_centroids",
-    "centroid_intermediate_top_k", "tie_word_embeddings", "quantization_config",
-)  # fmt: skip
 INSIDE = {
     IN: "pre_projection.weight",
     OUT: "post_projection.weight",
@@ -41,9 +37,9 @@ class Gemma4Assistant(Gemma4, kw_only=True):
 
     @classmethod
     def text(cls, given: dict[str, Any]) -> dict[str, Any]:
-        inside = given.get("text_config")
         rows = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
-        outside = {key: given[key] for key in OUTSIDE if given.get(key) is not None}
+        outside = {key: value for key, value in given.items() if value is not None}
+        inside = outside.pop("text_config", None)
         return super().text(rows | (inside if isinstance(inside, dict) else {}) | outside)
 
     def model(self) -> ModelConfig:

@@ -49,15 +49,6 @@ def test_exact_bytes_of_a_record(row_type: RowType, expected: bytes) -> None:
     assert records.shape == (1, layout.record_nbytes)
 
 
-@pytest.mark.parametrize("row_type", CODECS)
-def test_pack_refuses_rows_that_are_not_of_the_layout(row_type: RowType) -> None:
-    layout = layout_of(row_type)
-    first, second = random_rows(layout)
-    for rows in ([first], [first, second[:1]], [np.zeros((2, 32), np.float32)] * 2):
-        with pytest.raises(ValueError):
-            pack_records(layout, rows)
-
-
 @pytest.mark.parametrize(
     ("row_type", "changes", "said"),
     [
