@@ -108,7 +108,7 @@ def test_a_large_tokenizer_config(tmp_path: Path) -> None:
         (tmp_path / "a.json").write_bytes(b"{}".ljust(nbytes))
         has_template(tmp_path / "a.json")
 
-    takes(read, MAX_CONFIG_NBYTES, "larger than 4,194,304 bytes")
+    takes(read, MAX_CONFIG_NBYTES, "larger than 4194304 bytes")
 
 
 # Folders that are no bundles
