@@ -29,6 +29,7 @@ from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import Backend
+    from stem_edge.runtime.rows.edits import EditRow
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ Speculation: TypeAlias = Callable[[Context], Guesses]  # makes the source of dra
 class Engine:
     """Runs steps, one at a time. Threads may share it: each waits until the engine is free.
 
-    All methods except `release` and `close` raise InputError after `close`, and in a process forked from
+    All methods except `close` raise InputError after `close`, and in a process forked from
     the process that loaded the model, because the model's threads do not exist there. They raise
     OutOfMemoryError when an allocation fails.
     """
@@ -157,13 +158,9 @@ class Engine:
         """Start reading the rows of the next step."""
         self.in_turn(lambda: self.rows.expect(step.row_ids, step.later))
 
-    def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Return new row ids, int64 [n], for lookups [n]. Each lookup has a row per STEM layer."""
+    def make(self, lookups: Sequence[RowLookup]) -> list[EditRow]:
+        """Return the rows for lookups, which have a row per STEM layer each. See Rows.make."""
         return self.in_turn(lambda: self.rows.make(lookups))
-
-    def release(self, row_ids: Sequence[int]) -> None:
-        """Release row ids from `make`. Takes no lock, so a generator's cleanup may call it."""
-        self.rows.release(row_ids)
 
     def steps(
         self,

@@ -28,7 +28,7 @@ Weights: TypeAlias = Literal["prepared", "packed"]
 Draft: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
 # True or False: draft tokens or not; a number: at most so many drafts for a step; a function: drafts tokens.
 Speculate: TypeAlias = Literal["auto"] | int | Draft
-INTERNAL = frozenset(("weights", "prefill", "overlap", "emulate_flash", "requests"))
+INTERNAL = frozenset(("weights", "overlap", "emulate_flash", "requests"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,6 @@ class LoadOptions:
     progress: bool | None = None
     # INTERNAL: what measurements, checks and exports choose.
     weights: Weights = "prepared"
-    prefill: bool = True  # use the graph for prompts
     overlap: bool = True  # read rows ahead in a thread
     emulate_flash: FlashName | None = None  # delay reads like slower flash
     requests: int = 0  # bytes that a server needs for requests

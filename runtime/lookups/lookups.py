@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from functools import cached_property
 
 import numpy as np
 
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.lookups.overlay import Overlay
+from stem_edge.runtime.rows.edits import EditRow
 from stem_edge.tables.rows import RowLookup
 
 
 class Lookups:
     """Table rows that the tokens of one generate call look up, as row ids.
 
-    A context manager: leaving it releases the row ids that edits made. changes: the edits in effect. given: rows
-    that the caller chose for the prompt's tokens (stem_ids); edits then apply only to generated tokens. Raises
+    Row ids of edits are valid while this object exists. changes: the edits in effect. given: rows that the
+    caller chose for the prompt's tokens (stem_ids); edits then apply only to generated tokens. Raises
     InputError if the prompt does not contain the source text of an edit.
     """
 
@@ -36,17 +37,16 @@ class Lookups:
             self.places = dict(enumerate(given))
         elif changes is not None:
             self.places = changes.of_prompt(prompt)
-        self._made: list[int] = []
+        self._prompt = prompt
+        self._made: list[EditRow] = []  # which keeps their ids valid
         self._of_token: dict[int, int] = {}
-        self.prompt = np.array(prompt, np.int64)  # the prompt's row ids, after __enter__
 
-    def __enter__(self) -> Self:
-        self.prompt[list(self.places)] = self._make(list(self.places.values()))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        made, self._made = self._made, []  # so that it may be called again
-        self._engine.release(made)
+    @cached_property
+    def prompt(self) -> I64:
+        """Row ids of the prompt's tokens."""
+        ids = np.array(self._prompt, np.int64)
+        ids[list(self.places)] = self._make(list(self.places.values()))
+        return ids
 
     def row_ids(self, token_ids: Sequence[int], first: int) -> I64:
         """Return the row ids of token_ids, which begin at index `first` of prompt and answer."""
@@ -62,6 +62,6 @@ class Lookups:
         return self._of_token[token_id]
 
     def _make(self, lookups: Sequence[RowLookup]) -> list[int]:
-        made: list[int] = self._engine.make(lookups).tolist()
+        made = self._engine.make(lookups)
         self._made += made
-        return made
+        return [row.row_id for row in made]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from itertools import count
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -15,11 +15,19 @@ from stem_edge.tables.composing import compose, token_of, tokens_of
 from stem_edge.tables.rows import RowLookup
 
 
+class EditRow:
+    """A row that edits look up in place of a token's own. The store knows it while a call keeps this object."""
+
+    def __init__(self, lookup: RowLookup, row_id: int) -> None:
+        self.lookup, self.row_id = lookup, row_id
+
+
 class EditedStore:
     """A table store with added records, which edits combine from its rows; see RowStore.
 
-    Row ids of added records begin at the attribute `tokens`. Equal edits share a record until all
-    users release it. The number of a record is never assigned again.
+    Row ids of added records begin at the attribute `tokens`. Equal edits share a record. An added record
+    disappears with its EditRow; its row cache slot is reused once it is the least used. A row id is never
+    assigned again.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -27,62 +35,28 @@ class EditedStore:
         self.distant = store.distant
         self.counters, self.close = store.counters, store.close
         self.layout = store.layout  # its `records` does not count edit records
-        self.numbers = store.layout.records  # one more than the greatest number ever assigned
-        self._lookups: dict[int, RowLookup] = {}  # number of an edit record -> its lookup
-        self._numbers: dict[RowLookup, int] = {}
-        self._users: Counter[int] = Counter()  # number of an edit record -> its users
-        # A deque, because the garbage collector may close a generator at any point of any thread.
-        self._released: deque[int] = deque()
+        self._row_ids = count(self.tokens)  # an interrupt can lose an id but never assign it twice
+        self._rows = WeakValueDictionary[int, EditRow]()  # row id -> row
+        self._of_lookup = WeakValueDictionary[RowLookup, EditRow]()
 
     @property
     def made(self) -> int:
-        return len(self._lookups)
+        return len(self._rows)
 
     def records_of(self, row_ids: I64) -> I64:
         made = row_ids >= self.tokens
         own = self.base.records_of(np.where(made, 0, row_ids))
         return np.where(made, row_ids - self.tokens + self.layout.records, own)
 
-    def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Return a row id for each lookup: a token id if that has the same row, else a new id."""
-        made: list[int] = []
-        try:
-            made.extend(map(self._make, lookups))
-            return np.array(made, np.int64)
-        except BaseException:
-            self.release(made)
-            raise
-
-    def _make(self, lookup: RowLookup) -> int:
+    def make(self, lookup: RowLookup) -> EditRow:
+        """Return the row of a lookup. Its id is a token id if that token has the same row, else a new id."""
+        if (row := self._of_lookup.get(lookup)) is not None:
+            return row
         token = token_of(lookup)
-        if token is not None:
-            return token
-        number = self._numbers.get(lookup)
-        if number is None:
-            number = self.numbers
-            self.numbers += 1  # first: an interrupt can lose a number but never assign it twice
-            self._lookups[number] = lookup
-            self._numbers[lookup] = number
-        self._users[number] += 1
-        return number - self.layout.records + self.tokens
-
-    def release(self, row_ids: Sequence[int]) -> None:
-        """Queue row ids from `make` for release, one for each use. Any thread may call it."""
-        self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
-
-    def forget_unused(self) -> None:
-        """Delete added records that no running call uses any more. A concurrent read of them fails.
-
-        Can be interrupted at any point. Their row cache slots are reused once they are the least used.
-        """
-        while self._released:
-            self._users[self._released.popleft() - self.tokens + self.layout.records] -= 1
-        for number in [number for number, users in self._users.items() if users <= 0]:
-            lookup = self._lookups.get(number)
-            if lookup is not None and self._numbers.get(lookup) == number:
-                del self._numbers[lookup]
-            self._lookups.pop(number, None)
-            self._users.pop(number, None)
+        row = EditRow(lookup, next(self._row_ids) if token is None else token)
+        if token is None:
+            self._rows[row.row_id] = self._of_lookup[lookup] = row
+        return row
 
     def read(self, numbers: I64) -> U8:
         stored = np.flatnonzero(numbers < self.layout.records)
@@ -93,7 +67,8 @@ class EditedStore:
             piece = stored[at : at + READ_AT_ONCE]
             records[piece] = self.base.read(numbers[piece])
         for place in np.flatnonzero(numbers >= self.layout.records).tolist():
-            records[place] = self._compose(self._lookups[int(numbers[place])])
+            row_id = int(numbers[place]) - self.layout.records + self.tokens
+            records[place] = self._compose(self._rows[row_id].lookup)
         return records
 
     def _compose(self, lookup: RowLookup) -> U8:

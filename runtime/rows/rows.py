@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.tables.rows import RowLookup
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.edits import EditRow
 
 EMPTY = -1  # stands for no record or slot
 # Records to read at a time where they are copied to a larger array, because the memory plan does not
@@ -126,14 +129,11 @@ class Rows:
         """Return the row cache slots of row ids, in the same shape, valid until the next call."""
         return np.zeros(len(row_ids), np.int32)
 
-    def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Assign row ids [n] to lookups of edits, until `release`. InputError without tables."""
+    def make(self, lookups: Sequence[RowLookup]) -> list[EditRow]:
+        """Return the rows of edits' lookups. A row id is valid as long as its row is kept. InputError without tables."""
         if lookups:
             raise InputError("this model is dense: it has no rows to edit; load one with tables")
-        return NO_IDS
-
-    def release(self, row_ids: Sequence[int]) -> None:
-        """Free the row ids that `make` assigned. Any thread may call it."""
+        return []
 
     def counters(self) -> RowCounters:
         return RowCounters()

@@ -24,7 +24,7 @@ from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.rows.edits import EditedStore
+    from stem_edge.runtime.rows.edits import EditedStore, EditRow
 
 T = TypeVar("T")
 # Tokens to hint to the system ahead of the next step. 0 and unlimited both doubled stalls.
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class TableRows(Rows):
-    """The rows of a model with tables. Not thread-safe, except `release`. `close` closes the store.
+    """The rows of a model with tables. Not thread-safe. `close` closes the store.
 
     overlap: if True, `expect` reads the next step's rows in a thread; if False, it does nothing.
     """
@@ -124,7 +124,7 @@ class TableRows(Rows):
             raise error  # over a network, the store has already tried twice
         return False
 
-    def make(self, lookups: Sequence[RowLookup]) -> I64:
+    def make(self, lookups: Sequence[RowLookup]) -> list[EditRow]:
         if lookups and not self._keys.editable:
             raise InputError(
                 "rows of this model belong to n-grams, and edits say which rows tokens look up; load it "
@@ -132,21 +132,11 @@ class TableRows(Rows):
             )
         if (edits := self._edits) is None:
             if not lookups:
-                return NO_IDS
+                return []
             from stem_edge.runtime.rows.edits import EditedStore  # only for edits
 
             self.store = edits = self._edits = EditedStore(self._tables)
-        made = edits.make(lookups)
-        try:
-            edits.forget_unused()
-        except BaseException:
-            edits.release(made.tolist())
-            raise
-        return made
-
-    def release(self, row_ids: Sequence[int]) -> None:
-        if self._edits is not None:
-            self._edits.release(row_ids)
+        return list(map(edits.make, lookups))
 
     def counters(self) -> RowCounters:
         return self.store.counters() + RowCounters(

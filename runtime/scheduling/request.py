@@ -137,8 +137,6 @@ class Request:
         """Take a context from the prefix cache, and split the rest of the prompt into steps."""
         started, self.seen = time.perf_counter(), list(self.prompt)
         self._engine, lookups = engine, self.lookups
-        if lookups is not None:
-            lookups.__enter__()
         if every := self.score is not None:  # all logits are wanted, so no cached prompt is used
             self.context = prefixes.empty(self.length)
         else:
@@ -167,11 +165,11 @@ class Request:
         return self._next(drafts) if drafts else self.last
 
     def _next(self, drafts: Sequence[int] = ()) -> Step:
-        rows, last = self._engine.rows, len(self.seen) - 1
+        rows, last, lookups = self._engine.rows, len(self.seen) - 1, self.lookups
         first = max(0, last - rows.before)
         tokens = [*self.seen[first:], *drafts]
         ids = np.array(tokens, np.int64)
-        own = None if self.lookups is None else self.lookups.row_ids(tokens, first)
+        own = None if lookups is None else lookups.row_ids(tokens, first)
         return Step(ids[last - first :], rows.ids(ids, own, last - first), 1 + len(drafts))
 
     def verify(self, logits: F32, drafts: Sequence[int]) -> Iterator[bool]:
@@ -256,8 +254,7 @@ class Request:
         if give_back is not None:
             del self.context
             give_back(keep=not isinstance(error, Exception))
-        if self.lookups is not None:
-            self.lookups.__exit__()
+        self.lookups = None  # which keeps rows of edits
 
 
 def computed(engine: Engine, context: Context, step: Step) -> tuple[Step, F32]:

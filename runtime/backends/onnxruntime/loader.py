@@ -94,7 +94,7 @@ class OrtLoader:
             footprint = replace(footprint, assistant_nbytes=0)
         # The prefill graph is used unless its matrices would push those of decoding out of memory.
         together = footprint.step_nbytes + footprint.prefill_nbytes <= memory_limit()
-        prefill = bundle.manifest.has_prefill and together and self._options.prefill
+        prefill = bundle.manifest.has_prefill and together
         drafts = prepared and bool(self._options.speculate)
         needs = cpu_needs(
             footprint, context, threads, prepared=prepared, prefill=prefill, drafts=drafts

@@ -54,9 +54,9 @@ def open_sources(
             threads=options.threads,
             context_length=options.context_length,
             progress=options.progress,
-            prefill=False,
         )
         other = stack.enter_context(load_with(reference.path, usual))
+        other.engine.uses_prefill = False
         # The plan of the bundle counts the memory that this process has now. So subtract only the
         # memory that the reference has planned but not yet allocated.
         taken = max(0, other.plan.total - own_memory())
@@ -64,7 +64,8 @@ def open_sources(
         engines, references = [other.plan.engine], [partial(bundle_logits, other)]
     elif reference is not None:
         engines, references = [None], [partial(checkpoint_logits, reference)]
-    model = stack.enter_context(load_with(bundle, replace(options, prefill=False)))
+    model = stack.enter_context(load_with(bundle, options))
+    model.engine.uses_prefill = False
     stack.enter_context(model.edited(*edits))
     return [model.plan.engine, *engines], [partial(bundle_logits, model), *references]
 
