@@ -1,21 +1,20 @@
 """Prefix files: a prompt's token ids, with their keys and values.
 
-The format is safetensors. The first tensors are the token ids and the positions where steps began. The last
-tensor is the CRC-32C of all bytes before it. Only tokens that look up their own rows are written. The name of
-a file tells which model and options it is for (folder.py). Only the user who wrote a file may read it, because it contains prompts.
+A file contains the length of its Header, the Header, the arrays, and the CRC-32C of all bytes before it. Only
+tokens that look up their own rows are written. The name of a file tells which model and options it is for
+(folder.py). Only the user who wrote a file may read it, because it contains prompts.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from google_crc32c import extend
@@ -24,66 +23,41 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.context import PromptKey
 
-FORMAT = "3"
 # Names of prefix files and of temporary files. Other files of the folder are not touched.
-PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
+PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.prefix")
 TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
-MOST_HEADER_NBYTES = 1 << 20
-IDS, STARTS, CHECKSUM = "token_ids", "starts", "crc32c"
-FIRST = {IDS: "<u4", STARTS: "<u4"}
-DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "I64": "<i8"}
-NAMES = {np.dtype(value).str: name for name, value in DTYPES.items()}
+LENGTH_NBYTES, CRC_NBYTES = 8, 4
+MOST_HEADER_NBYTES = 1 << 24
 
 
 class UnusableError(ValueError):
     """A file is not a complete prefix file, or its bytes are damaged."""
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int  # in the file
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt, the positions where its steps began, and type and shape of each array of keys or values."""
 
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+    token_ids: list[int]
+    starts: list[int]
+    arrays: list[tuple[str, tuple[int, ...]]]
 
 
 def write_prefix(path: Path, prompt: PromptKey, arrays: Sequence[npt.NDArray[Any]]) -> None:
     """Write a prefix file with mode 0600, replacing an existing one atomically. Raises OSError."""
-    tensors = _first(prompt) | {f"{n:04}": array for n, array in enumerate(arrays)}
-    disk.write_whole(path, _pieces(tensors), durable=True, mode=0o600)
+    shapes = [(array.dtype.str, array.shape) for array in arrays]
+    header = msgspec.msgpack.encode(Header(list(prompt.token_ids), list(prompt.starts), shapes))
+    disk.write_whole(path, _pieces(header, arrays), durable=True, mode=0o600)
 
 
-def _first(prompt: PromptKey) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors that come before keys and values in the file."""
-    values = {IDS: prompt.token_ids, STARTS: prompt.starts}
-    return {name: np.array(values[name], dtype) for name, dtype in FIRST.items()}
-
-
-def _pieces(tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
+def _pieces(header: bytes, arrays: Sequence[npt.NDArray[Any]]) -> Iterator[bytes]:
     """Yield the contents of a file, its checksum last; keys and values head by head."""
-    yield (header := _header(tensors))
-    crc = extend(0, header)
-    for array in tensors.values():
+    yield (data := len(header).to_bytes(LENGTH_NBYTES, "little") + header)
+    crc = extend(0, data)
+    for array in arrays:
         for part in array if array.ndim > 2 else [array]:
             yield (data := part.tobytes())
             crc = extend(crc, data)
-    yield crc.to_bytes(4, "little")
-
-
-def _header(tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    described: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
-    at = 0
-    for name, array in (*tensors.items(), (CHECKSUM, np.zeros(1, "<u4"))):
-        offsets = [at, at + array.nbytes]
-        dtype = NAMES[array.dtype.str]
-        described[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": offsets}
-        at += array.nbytes
-    text = json.dumps(described).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    yield crc.to_bytes(CRC_NBYTES, "little")
 
 
 class PrefixFile:
@@ -93,42 +67,43 @@ class PrefixFile:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor, self.size = descriptor, disk.size(descriptor)
+        self._descriptor = descriptor
         self.own = is_own(os.fstat(descriptor))
+        length = int.from_bytes(self._read(0, LENGTH_NBYTES).tobytes(), "little")
+        if length > MOST_HEADER_NBYTES:
+            raise UnusableError("not a prefix")
+        self._start = LENGTH_NBYTES + length
         try:
-            self.prompt, self._tensors = self._read_header()
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            ArithmeticError,
-            RecursionError,
-            AttributeError,
-        ) as error:
+            self._header = msgspec.msgpack.decode(self._read(LENGTH_NBYTES, length), type=Header)
+        except ValueError as error:  # of msgspec, too
             raise UnusableError("not a prefix") from error
+        self.prompt = PromptKey(self._header.token_ids, {}, self._header.starts)
 
     def fits(self, views: Sequence[npt.NDArray[Any]]) -> bool:
-        """True if the file's keys and values have the types and widths of these arrays.
+        """True if the file is complete, and its keys and values have the types and widths of these arrays.
 
         views [..., tokens, width] may have fewer tokens than the file.
         """
         count = len(self.prompt.token_ids)
-        found = [(tensor.shape, tensor.dtype) for tensor in self._tensors[len(FIRST) : -1]]
-        return found == [((*view.shape[:-2], count, view.shape[-1]), view.dtype) for view in views]
+        shapes = [(*view.shape[:-2], count, view.shape[-1]) for view in views]
+        wanted = [(view.dtype.str, shape) for view, shape in zip(views, shapes, strict=True)]
+        nbytes = sum(v.itemsize * prod(shape) for v, shape in zip(views, shapes, strict=True))
+        whole = disk.size(self._descriptor) == self._start + nbytes + CRC_NBYTES
+        return whole and self._header.arrays == wanted
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the arrays of keys and values. After the last, raises UnusableError if a byte is damaged.
+        """Yield the arrays of a file that fits. After the last, raises UnusableError if a byte is damaged.
 
         Each array overwrites the previous one, because all together would take the memory of another context.
         """
-        tensors = self._tensors[len(FIRST) : -1]
-        buffer = np.empty(max((tensor.nbytes for tensor in tensors), default=0), np.uint8)
-        crc = extend(0, self._read(0, self._tensors[len(FIRST)].offset))
-        for tensor in tensors:
-            data = self._fill(buffer[: tensor.nbytes], tensor.offset)
-            crc = extend(crc, data)
-            yield data.view(tensor.dtype).reshape(tensor.shape)
-        if crc.to_bytes(4, "little") != self._read(self._tensors[-1].offset, 4).tobytes():
+        sizes = [np.dtype(kind).itemsize * prod(shape) for kind, shape in self._header.arrays]
+        buffer, at = np.empty(max(sizes, default=0), np.uint8), self._start
+        crc = extend(0, self._read(0, at))
+        for (kind, shape), nbytes in zip(self._header.arrays, sizes, strict=True):
+            data = self._fill(buffer[:nbytes], at)
+            crc, at = extend(crc, data), at + nbytes
+            yield data.view(kind).reshape(shape)
+        if crc.to_bytes(CRC_NBYTES, "little") != self._read(at, CRC_NBYTES).tobytes():
             raise UnusableError("damaged")
 
     def _read(self, offset: int, nbytes: int) -> U8:
@@ -138,35 +113,6 @@ class PrefixFile:
         if disk.fill(self._descriptor, buffer.data, offset) != len(buffer):
             raise UnusableError("cut short")
         return buffer
-
-    def _read_header(self) -> tuple[PromptKey, list[_Tensor]]:
-        length = int.from_bytes(self._read(0, 8).tobytes(), "little")
-        if length > min(MOST_HEADER_NBYTES, self.size):
-            raise UnusableError("not a prefix")
-        header = json.loads(self._read(8, length).tobytes())
-        if header.pop("__metadata__")["format"] != FORMAT:
-            raise UnusableError("another format")
-        names = [*FIRST, *(f"{n:04}" for n in range(len(header) - len(FIRST) - 1)), CHECKSUM]
-        tensors, at = list[_Tensor](), 8 + length
-        for name in names:
-            tensors.append(_tensor(header[name], at, 8 + length))
-            at += tensors[-1].nbytes
-        if at != self.size or tensors[-1].nbytes != 4:
-            raise UnusableError("cut short")
-        found = dict[str, npt.NDArray[Any]]()
-        for tensor, (name, dtype) in zip(tensors, FIRST.items(), strict=False):
-            if tensor.dtype != dtype or len(tensor.shape) != 1:
-                raise UnusableError(f"{name} are none")
-            found[name] = self._read(tensor.offset, tensor.nbytes).view(dtype)
-        return PromptKey(found[IDS].tolist(), {}, found[STARTS].tolist()), tensors
-
-
-def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
-    """Return the tensor of a header entry. It must begin at byte `at` of the file. data: where the header ends."""
-    tensor = _Tensor(np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), at)
-    if entry["data_offsets"] != [at - data, at - data + tensor.nbytes]:
-        raise UnusableError("tensors have gaps")
-    return tensor
 
 
 def is_own(found: os.stat_result) -> bool:

@@ -109,7 +109,7 @@ class PrefixFolder:
         known = self._files()
         if any(_has(kept, written) for kept in known.values()):
             return
-        path = self._path / f"{self._key}-{digest(written.token_ids)}.safetensors"
+        path = self._path / f"{self._key}-{digest(written.token_ids)}.prefix"
         nbytes = sum(array.nbytes for array in arrays)
         try:
             if nbytes > LIMIT_NBYTES or not self._is_private(make=True):
