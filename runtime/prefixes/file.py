@@ -74,7 +74,8 @@ class PrefixFile:
             raise UnusableError("not a prefix")
         self._start = LENGTH_NBYTES + length
         try:
-            self._header = msgspec.msgpack.decode(self._read(LENGTH_NBYTES, length), type=Header)
+            data = self._read(LENGTH_NBYTES, length).data
+            self._header = msgspec.msgpack.decode(data, type=Header)
         except ValueError as error:  # of msgspec, too
             raise UnusableError("not a prefix") from error
         self.prompt = PromptKey(self._header.token_ids, {}, self._header.starts)
@@ -84,24 +85,23 @@ class PrefixFile:
 
         views [..., tokens, width] may have fewer tokens than the file.
         """
-        count = len(self.prompt.token_ids)
+        count, found = len(self.prompt.token_ids), self._header.arrays
         shapes = [(*view.shape[:-2], count, view.shape[-1]) for view in views]
-        wanted = [(view.dtype.str, shape) for view, shape in zip(views, shapes, strict=True)]
-        nbytes = sum(v.itemsize * prod(shape) for v, shape in zip(views, shapes, strict=True))
-        whole = disk.size(self._descriptor) == self._start + nbytes + CRC_NBYTES
-        return whole and self._header.arrays == wanted
+        if found != [(view.dtype.str, shape) for view, shape in zip(views, shapes, strict=True)]:
+            return False
+        return disk.size(self._descriptor) == self._start + sum(map(_nbytes, found)) + CRC_NBYTES
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the arrays of a file that fits. After the last, raises UnusableError if a byte is damaged.
 
         Each array overwrites the previous one, because all together would take the memory of another context.
         """
-        sizes = [np.dtype(kind).itemsize * prod(shape) for kind, shape in self._header.arrays]
-        buffer, at = np.empty(max(sizes, default=0), np.uint8), self._start
+        arrays, at = self._header.arrays, self._start
+        buffer = np.empty(max(map(_nbytes, arrays), default=0), np.uint8)
         crc = extend(0, self._read(0, at))
-        for (kind, shape), nbytes in zip(self._header.arrays, sizes, strict=True):
-            data = self._fill(buffer[:nbytes], at)
-            crc, at = extend(crc, data), at + nbytes
+        for kind, shape in arrays:
+            data = self._fill(buffer[: _nbytes((kind, shape))], at)
+            crc, at = extend(crc, data), at + len(data)
             yield data.view(kind).reshape(shape)
         if crc.to_bytes(CRC_NBYTES, "little") != self._read(at, CRC_NBYTES).tobytes():
             raise UnusableError("damaged")
@@ -113,6 +113,11 @@ class PrefixFile:
         if disk.fill(self._descriptor, buffer.data, offset) != len(buffer):
             raise UnusableError("cut short")
         return buffer
+
+
+def _nbytes(array: tuple[str, tuple[int, ...]]) -> int:
+    kind, shape = array
+    return np.dtype(kind).itemsize * prod(shape)
 
 
 def is_own(found: os.stat_result) -> bool:

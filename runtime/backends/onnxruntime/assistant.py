@@ -93,8 +93,9 @@ class OrtDrafter:
 
         Raises BackendError unless the last step gave logits of this token.
         """
-        states, first = self._context.outputs.states, self._context.outputs.first
-        if not 0 <= (place := position - 1 - first) < states.shape[1]:
+        states = self._context.results.get(io.STATES)
+        place = position - 1 - self._context.first_result
+        if states is None or not 0 <= place < states.shape[1]:
             raise BackendError(
                 f"the last step left no state of the token before position {position}"
             )

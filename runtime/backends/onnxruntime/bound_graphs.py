@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
-from stem_edge.runtime.backends.onnxruntime.head_output import HeadOutput, outputs
+from stem_edge.runtime.backends.onnxruntime.head_output import HeadOutput
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, RopeArrays, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
@@ -64,7 +65,8 @@ class BoundGraphs:
         }
         self.bind(loaded.slots)
         self.ropes = RopeArrays(loaded.config, 0)
-        self._outputs = outputs(self.graphs, loaded)
+        last = [name for name in (io.STEP, io.HEAD) if name in self.graphs]
+        self._outputs = {name: HeadOutput(name, self.graphs, loaded) for name in last}
         self._output = next(iter(self._outputs.values()))
         self.shape = BoundShape()
         self._contexts: Sequence[OrtContext] = ()  # of the current step; so are `_begins`
@@ -152,19 +154,19 @@ class BoundGraphs:
         count = max(wanted, 1) if self._output.has_layers else wanted
         places = range(tokens - count, tokens)
         with nullcontext() if self._stream is None else self._stream.step():
-            self._complete(places)
-        if not wanted:
-            return np.empty((0, self._vocab_size), np.float32)
-        return self._contexts[0].outputs.logits[: sequences * count]
+            logits = self._completed(places)
+        return logits[: sequences * wanted]
 
-    def _complete(self, places: range) -> None:
+    def _completed(self, places: range) -> F32:
         for name in self._after_rows:
             self._run(name, self.graphs[name].run)
-        if places:
-            to = self._contexts[0].outputs
-            self._output.bind(self.shape.sequences, places, to)
-            self._run(self._output.name, self._output.run)
-            to.first = self._begins[0] + places.start
+        if not places:
+            return np.empty((0, self._vocab_size), np.float32)
+        context = self._contexts[0]
+        run = partial(self._output.run, self.shape.sequences, places, context.results)
+        self._run(self._output.name, run)
+        context.first_result = self._begins[0] + places.start
+        return context.results[io.LOGITS].reshape(-1, self._vocab_size)
 
     def allocate(self, shape: BoundShape) -> None:
         """Allocate and bind hidden states for steps of this shape, an array for each graph's output."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy.typing as npt
 
 from stem_edge.graph import names as io
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.costs import MOST
-from stem_edge.runtime.backends.onnxruntime.head_output import StepOutputs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers import ort
 from stem_edge.system.memory import free_pages
@@ -112,8 +112,9 @@ class OrtContext:
         self.own.taken = 1
         self.place, self._window = Place(self.own), self.own.window()
         self.filled = 0  # tokens computed so far
-        # Of the latest step; the first context of a step has the outputs of all the step's contexts.
-        self.outputs = StepOutputs()
+        # Logits of the latest step, for an assistant also hidden states, and the position of the first token
+        # with logits. The first context of a step has the results of all the step's contexts.
+        self.results, self.first_result = dict[str, F32](), 0
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +141,7 @@ class OrtContext:
         return self._window.settled if self._window else 0
 
     def rest(self) -> None:
-        self.outputs = StepOutputs()
+        self.results = {}
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         kv, place = self.place

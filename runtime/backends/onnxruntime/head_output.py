@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,21 +10,6 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
-
-
-@dataclass
-class StepOutputs:
-    """Results of a step for the last n tokens of each sequence; `first` is their first position."""
-
-    logits: F32 = field(default_factory=lambda: np.empty((0, 0), np.float32))  # [B * n, V]
-    # [B, n, width], for an assistant
-    states: F32 = field(default_factory=lambda: np.empty((0, 0, 0), np.float32))
-    first: int = 0
-
-
-def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, HeadOutput]:
-    """Return graph name -> HeadOutput, for the graphs that compute logits: `step` and `head` (graph/names.py)."""
-    return {name: HeadOutput(name, graphs, loaded) for name in (io.STEP, io.HEAD) if name in graphs}
 
 
 class HeadOutput:
@@ -41,34 +24,31 @@ class HeadOutput:
         self._head = graphs[name]
         self._rest = None if self.has_layers else graphs.get(io.REST)
         self.first = name if self._rest is None else io.REST  # graph that takes the hidden states
-        self._vocab_size, self._width = loaded.config.vocab_size, loaded.config.hidden_width
+        self._widths = {io.LOGITS: loaded.config.vocab_size}
+        if io.STATES in self._head.outputs:
+            self._widths[io.STATES] = loaded.config.hidden_width
+        self._width = loaded.config.hidden_width
         self._places: range | None = None  # indices of the tokens whose inputs are bound
-        self._logits: weakref.ref[F32] | None = None  # the bound array
 
     def forget(self) -> None:
-        """Make the next `bind` bind everything again, because hidden states are now in other arrays."""
+        """Make the next run bind all inputs again, because hidden states are now in other arrays."""
         self._places = None
 
-    def bind(self, sequences: int, places: range, to: StepOutputs) -> None:
-        """Bind the arrays of `to` as outputs. places: indices, in each sequence's step, of the tokens with logits."""
+    def run(self, sequences: int, places: range, results: dict[str, F32]) -> None:
+        """Compute logits and, for an assistant, hidden states: arrays [sequences, len(places), width] in `results`.
+
+        places: indices, in each sequence's step, of the tokens with logits. results: those of an earlier step,
+        whose arrays are used again if they have this shape, because new pages of a large array take long.
+        """
         if self._places != places:
-            self._places, self._logits = None, None  # for the next step, if memory runs out here
+            self._places = None  # for the next step, if memory runs out here
             self._bind_places(sequences, places)
             self._places = places
-        shape = (sequences, len(places), self._vocab_size)
-        if len(to.logits) != shape[0] * shape[1]:
-            to.logits = np.empty((shape[0] * shape[1], shape[2]), np.float32)
-            if io.STATES in self._head.outputs:
-                to.states = np.empty((*shape[:2], self._width), np.float32)
-        if self._logits is None or self._logits() is not to.logits:
-            self._logits = None
-            self._head.lend({io.LOGITS: from_numpy(to.logits.reshape(shape))})
-            if io.STATES in self._head.outputs:
-                self._head.lend({io.STATES: from_numpy(to.states)})
-            self._logits = weakref.ref(to.logits)
-
-    def run(self) -> None:
-        """Run `rest` (see the class), if there is one, and then the graph that computes logits."""
+        for name, width in self._widths.items():
+            shape = sequences, len(places), width
+            if name not in results or results[name].shape != shape:
+                results[name] = np.empty(shape, np.float32)
+        self._head.lend({name: from_numpy(array) for name, array in results.items()})
         if self._rest is not None:
             self._rest.run()
         self._head.run()
