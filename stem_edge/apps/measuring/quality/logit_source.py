@@ -56,7 +56,6 @@ def open_sources(
             progress=options.progress,
         )
         other = stack.enter_context(load_with(reference.path, usual))
-        other.engine.uses_prefill = False
         # The plan of the bundle counts the memory that this process has now. So subtract only the
         # memory that the reference has planned but not yet allocated.
         taken = max(0, other.plan.total - own_memory())
@@ -65,13 +64,13 @@ def open_sources(
     elif reference is not None:
         engines, references = [None], [partial(checkpoint_logits, reference)]
     model = stack.enter_context(load_with(bundle, options))
-    model.engine.uses_prefill = False
     stack.enter_context(model.edited(*edits))
     return [model.plan.engine, *engines], [partial(bundle_logits, model), *references]
 
 
 def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F32]:
     """Yield a bundle's logits [n, V] from position `first` on. Raises BundleError for NaN, inf."""
+    model.engine.uses_prefill = False
     for piece in model.logits_chunks(token_ids):
         if not np.isfinite(piece).all():
             raise BundleError(
