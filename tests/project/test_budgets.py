@@ -181,9 +181,9 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 40_049),
+    "package, lines": Budget(package_lines, 39_932),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_457),
-    "tests, lines": Budget(lambda: lines_in("tests"), 35_581),
+    "tests, lines": Budget(lambda: lines_in("tests"), 35_540),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_717),
     "classes": Budget(package_classes, 346),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
