@@ -23,13 +23,12 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.context import NO_PROMPT, Context, PromptKey
 from stem_edge.runtime.backends.costs import DAMAGED, LEAST_CHUNK, LESS_MEMORY
-from stem_edge.runtime.rows.rows import NO_IDS, Rows
+from stem_edge.runtime.rows.rows import NO_IDS, EditRow, Rows
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.interface import Backend
-    from stem_edge.runtime.rows.edits import EditRow
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import numpy as np
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.lookups.overlay import Overlay
-from stem_edge.runtime.rows.edits import EditRow
+from stem_edge.runtime.rows.rows import EditRow
 from stem_edge.tables.rows import RowLookup
 
 

@@ -8,18 +8,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.rows import READ_AT_ONCE
+from stem_edge.runtime.rows.rows import READ_AT_ONCE, EditRow
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.composing import compose, token_of, tokens_of
 from stem_edge.tables.rows import RowLookup
-
-
-class EditRow:
-    """A row that edits look up in place of a token's own. The store knows it while a call keeps this object."""
-
-    def __init__(self, lookup: RowLookup, row_id: int) -> None:
-        self.lookup, self.row_id = lookup, row_id
 
 
 class EditedStore:

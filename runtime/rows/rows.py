@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.tables.rows import RowLookup
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.rows.edits import EditRow
 
 EMPTY = -1  # stands for no record or slot
 # Records to read at a time where they are copied to a larger array, because the memory plan does not
@@ -90,6 +87,13 @@ def keys_of(config: ModelConfig) -> RowKeys:
         rows_before=before,
         step_tokens=max(ADDED_AT_ONCE - before, ADDED_AT_ONCE // 2),
     )
+
+
+class EditRow:
+    """A row that edits look up in place of a token's own. The store knows it while a call keeps this object."""
+
+    def __init__(self, lookup: RowLookup, row_id: int) -> None:
+        self.lookup, self.row_id = lookup, row_id
 
 
 class Rows:

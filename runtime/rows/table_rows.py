@@ -19,12 +19,12 @@ import numpy as np
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import Found, RowCache
-from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, RowCounters, RowKeys, Rows
+from stem_edge.runtime.rows.rows import ANY_NUMBER, NO_IDS, EditRow, RowCounters, RowKeys, Rows
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.rows.edits import EditedStore, EditRow
+    from stem_edge.runtime.rows.edits import EditedStore
 
 T = TypeVar("T")
 # Tokens to hint to the system ahead of the next step. 0 and unlimited both doubled stalls.

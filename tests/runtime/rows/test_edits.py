@@ -17,7 +17,8 @@ from stores import write_store
 
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.edits import EditedStore, EditRow
+from stem_edge.runtime.rows.edits import EditedStore
+from stem_edge.runtime.rows.rows import EditRow
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.table_rows import TableRows
