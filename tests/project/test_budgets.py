@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 39_932),
+    "package, lines": Budget(package_lines, 39_928),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_457),
     "tests, lines": Budget(lambda: lines_in("tests"), 35_540),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_717),
