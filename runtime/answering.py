@@ -36,12 +36,6 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 class Answering(ModelText):
     """The methods of Model that process one sequence: generate, logits, edits. Thread-safe."""
 
-    def __new__(cls, *parts: object) -> Self:
-        """Raise InputError if a caller writes Model(path) instead of stem_edge.load(path)."""
-        if not parts or isinstance(parts[0], str | Path):
-            raise InputError(f"{cls.__name__} is made by stem_edge.load; use stem_edge.load(path)")
-        return super().__new__(cls)
-
     def __init__(
         self,
         bundle: Bundle,

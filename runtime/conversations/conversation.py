@@ -117,17 +117,9 @@ class Conversation:
             text: str = model.chat_prompt(messages, template_arguments=self._template_arguments)
         else:
             text = "".join(message["content"] for message in checked_messages(messages))
-        ids = model.tokenize(text)
         if not text:
             raise InputError("the conversation is empty; give some text")
-        held, most = model.plan.context_length, model.config.max_context
-        if len(ids) > held:
-            larger = f", or load with a larger context_length (up to {most})" * (held < most)
-            raise InputError(
-                f"with this message the conversation has {len(ids)} tokens, the context holds {held}; "
-                f"undo turns, shorten the message, begin a new conversation{larger}"
-            )
-        return ids
+        return model.tokenize(text)
 
     def close(self) -> None:
         """Stop an answer that is still being generated. The conversation can continue."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -11,10 +10,6 @@ from typing import NamedTuple, TypeAlias
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import TextCodec
-
-NEAR, ALIKE = 5, 0.6  # number of similar phrases in an error, and their least similarity
-# Limits on phrases to compare and on their length, because a long phrase takes 0.2 ms.
-COMPARED, COMPARED_LENGTH = 2000, 100
 
 # A text, and the start and end of each token in it; both lists ascend.
 TokenText: TypeAlias = tuple[str, list[int], list[int]]
@@ -60,7 +55,7 @@ def find_spans(
     """Find all occurrences of a text among token ids, left to right, except inside longer words.
 
     A special token matches only as a whole, because its name is not text. placed: text and
-    token bounds of the ids, if known. Raises AbsentError, which names similar phrases.
+    token bounds of the ids, if known. Raises AbsentError.
     """
     text, starts, ends = placed or text_of(codec, token_ids)
     spans = []
@@ -73,7 +68,10 @@ def find_spans(
             spans.append(Span(first, stop, text[starts[first] : begin]))
     if not spans:
         text = codec.decode(token_ids)
-        raise AbsentError(f"{wanted!r} is not in the prompt {text[:60]!r}{_near(text, wanted)}")
+        raise AbsentError(
+            f"{wanted!r} is not in the prompt {text[:60]!r}; check its spelling, or use an edit that applies "
+            "everywhere (scope everywhere)"
+        )
     return spans
 
 
@@ -109,16 +107,3 @@ def _parted(left: str, right: str) -> bool:
     letters = left.isalnum() and right.isalnum()
     # Letters without case (Lo) may end words, since many of their scripts write no spaces.
     return not letters or "Lo" in (unicodedata.category(left), unicodedata.category(right))
-
-
-def _near(text: str, wanted: str) -> str:
-    words = text.split() if len(wanted) <= COMPARED_LENGTH else []
-    count, by_case = len(wanted.split()), dict[str, str]()
-    for at in range(len(words)):
-        phrase = " ".join(words[at : at + count]).strip(".,;:!?\"'()")
-        if len(by_case) < COMPARED:
-            by_case.setdefault(phrase.casefold(), phrase)
-    found = difflib.get_close_matches(wanted.casefold(), by_case, NEAR, ALIKE)
-    if not found:
-        return "; check its spelling, or use an edit that applies everywhere (scope everywhere)"
-    return f"; near it: {', '.join(repr(by_case[phrase]) for phrase in found)}"

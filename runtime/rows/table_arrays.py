@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,11 @@ from stem_edge.files.plain_files import check_folder
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
+from stem_edge.runtime.token_ids import checked_ids
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import open_table_store
 
-Ids: TypeAlias = "int | slice | npt.ArrayLike"
+Ids: TypeAlias = "int | slice | Sequence[int] | npt.NDArray[np.integer]"
 
 
 class Tables:
@@ -49,38 +51,17 @@ class Tables:
         ids, layer = key
         if layer not in self.layers:
             raise InputError(f"layer {layer} has no table; STEM layers are {self.layers}")
-        tokens = self._token_ids(ids)
-        rows = self.layout.unpack(self.records(np.atleast_1d(tokens)), self.layers.index(layer))
-        return rows if tokens.ndim else rows[0]
-
-    def _token_ids(self, ids: Ids) -> npt.NDArray[np.integer]:
-        """Convert ids to an integer array of zero dimensions (a single id) or one dimension."""
         if isinstance(ids, slice):
-            return np.arange(self._store.tokens)[ids]
-        try:
-            tokens = np.asarray(ids)
-        except ValueError:  # lists of different lengths
-            tokens = np.empty((0, 0))
-        if tokens.shape == (0,):
-            tokens = tokens.astype(np.int64)
-        # numpy turns True among integers into 1, so look for it before.
-        mixed = isinstance(ids, list | tuple) and any(
-            isinstance(item, bool | np.bool_) for item in ids
-        )
-        if tokens.dtype.kind not in "iu" or tokens.ndim > 1 or mixed:
-            raise InputError(
-                "ids of another kind; expected one integer, a slice or a flat sequence of integers"
-            )
-        return tokens
+            ids = range(self._store.tokens)[ids]
+        several = isinstance(ids, Sequence) or np.ndim(ids) > 0
+        records = self.records(ids if several else [np.asarray(ids).item()])
+        rows = self.layout.unpack(records, self.layers.index(layer))
+        return rows if several else rows[0]
 
-    def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
+    def records(self, token_ids: Any) -> U8:
         """Return the stored records of token ids [n]: uint8 [n, record_nbytes]."""
-        tokens = self._store.tokens
-        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < tokens:
-            raise InputError(
-                f"a token id is not in 0..{tokens - 1}; give ids of the bundle's tokenizer"
-            )
-        return self._store.read(self._store.records_of(token_ids.astype(np.int64)))
+        ids = np.array(checked_ids(token_ids, self._store.tokens), np.int64)
+        return self._store.read(self._store.records_of(ids))
 
     def close(self) -> None:
         """Release the files."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import ChatPrompt, TextCodec
@@ -34,13 +34,6 @@ class Chat:
         self._path, self._codec = path, codec
         self._lock = threading.RLock()  # re-entrant, for a signal handler
         self._template: ChatTemplate | None = None
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Raise InputError for model.chat(...), because Model.chat is not a method."""
-        raise InputError(
-            "Model.chat is the chat template; use Model.conversation() to chat, or "
-            "Model.chat_prompt(messages) for a prompt"
-        )
 
     @cached_property
     def has_template(self) -> bool:

@@ -170,11 +170,9 @@ def test_an_edited_prompt_fills_the_context(case: Case) -> None:
 
 
 def test_an_edit_that_does_not_apply_is_refused_at_the_call(model: Model) -> None:
-    with model.edited(swap(model, "cat", "dog")):
-        with pytest.raises(InputError, match="'cat' is not in the prompt"):
-            model.generate("no such animal")
-        with pytest.raises(InputError, match="near it: 'cart'"):
-            model.logits(model.tokenize("a cart here"))
+    absent = pytest.raises(InputError, match="'cat' is not in the prompt")
+    with model.edited(swap(model, "cat", "dog")), absent:
+        model.generate("no such animal")
 
 
 @pytest.mark.parametrize(

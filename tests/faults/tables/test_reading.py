@@ -139,19 +139,12 @@ def test_z17_ids_that_no_token_has(tiny_bundle: Path) -> None:
             assert np.array_equal(model.logits(ids), expected)
 
 
-@pytest.mark.parametrize(
-    ("token", "said"),
-    [
-        *((token, "not in 0..299") for token in OUTSIDE),
-        *((token, "flat sequence of integers") for token in [*NO_IDS, [1], [[1], [1, 2]]]),
-    ],
-    ids=repr,
-)
-def test_z17_ids_that_tables_do_not_have(tiny_bundle: Path, token: Any, said: str) -> None:
+@pytest.mark.parametrize("token", [*OUTSIDE, *NO_IDS, [1], [[1], [1, 2]]], ids=repr)
+def test_z17_ids_that_tables_do_not_have(tiny_bundle: Path, token: Any) -> None:
     with open_tables(tiny_bundle) as tables:
         if token != [1]:
-            refused(lambda: tables[token, 1], InputError, said)
-        refused(lambda: tables[[token], 1], InputError, said)
+            refused(lambda: tables[token, 1], InputError, "token id")
+        refused(lambda: tables[[token], 1], InputError, "token id")
         refused(lambda: tables[[5, token], 1], InputError)
 
 

@@ -154,23 +154,12 @@ def test_a_special_token_is_found_whole_and_never_in_part(byte_level: TextCodec)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "wanted", "message"),
-    [
-        ("The capital of Spain is", "spain", "near it: 'Spain'"),
-        ("The capital of Spain is", "Spian", "near it: 'Spain'"),
-        ("Romania", "Oman", "near it: 'Romania'"),
-        ("the United Stats of America!", "United States of America", "'United Stats of America'"),
-        ("The capital of Spain is", "Xyzzy", "check its spelling"),
-        ("x", "Spain", "scope everywhere"),
-    ],
+    ("prompt", "wanted"),
+    [("The capital of Spain is", "spain"), ("Romania", "Oman"), ("x\ny", "Spain")],
 )
-def test_absent_texts_are_reported_with_similar_ones(
-    prompt: str, wanted: str, message: str, demo: TextCodec
-) -> None:
-    with pytest.raises(InputError, match=message) as raised:
+def test_absent_texts(prompt: str, wanted: str, demo: TextCodec) -> None:
+    with pytest.raises(InputError, match=f"'{wanted}' is not in the prompt .*spelling.*everywhere"):
         find_spans(demo, demo.encode(prompt), wanted)
-    assert "\n" not in str(raised.value)
-    assert repr(wanted) in str(raised.value)
 
 
 def test_tokens_of_a_text_behind_another(demo: TextCodec, sentences: TextCodec) -> None:
