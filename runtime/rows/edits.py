@@ -10,7 +10,6 @@ import numpy as np
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.rows import READ_AT_ONCE, EditRow
 from stem_edge.runtime.rows.store import RowStore
-from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.composing import compose, token_of, tokens_of
 from stem_edge.tables.rows import RowLookup
 
@@ -55,7 +54,7 @@ class EditedStore:
         stored = np.flatnonzero(numbers < self.layout.records)
         if len(stored) == len(numbers):
             return self.base.read(numbers)
-        records = pages_to_fill((len(numbers), self.layout.record_nbytes))
+        records = np.empty((len(numbers), self.layout.record_nbytes), np.uint8)
         for at in range(0, len(stored), READ_AT_ONCE):
             piece = stored[at : at + READ_AT_ONCE]
             records[piece] = self.base.read(numbers[piece])

@@ -13,7 +13,6 @@ from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.files import ByteRange, ShardFiles
 from stem_edge.runtime.rows.rows import EMPTY, READ_AT_ONCE, FlashName, RowCounters
-from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import ShardGrid, TableStore, damage, open_table_store
 from stem_edge.tables.store import CRC_NBYTES, TableFormat
 
@@ -50,7 +49,7 @@ class RowStore:
         """
         pieces = list(map(self._piece, numbers.tolist()))
         # A record is read together with the checksum that follows it.
-        buffers = pages_to_fill((len(pieces), self.layout.record_nbytes + CRC_NBYTES))
+        buffers = np.empty((len(pieces), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
         # Network reads are split into parts, because responses take memory in addition to the records.
         step = READ_AT_ONCE if self.distant else max(1, len(pieces))
         for at in range(0, len(pieces), step):

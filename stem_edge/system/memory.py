@@ -26,7 +26,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
 # Smaller arrays are not worth a system call.
 LEAST_NBYTES = 1 << 18
-HUGE_PAGE = 2 << 20
 # Parameters of glibc's mallopt, and their initial value.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_NBYTES = -1, -3, 1 << 17
 # About what Python with numpy and onnxruntime uses; assumed if the system does not report it.
@@ -118,22 +117,6 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return zeros like `own_pages`, but in huge pages, for an array that will be filled at once.
-
-    A huge page (2 MiB) is allocated in a tenth of the time of 512 small pages. The last page is
-    huge if the array fills half of it. An array below 2 MiB comes from the C library.
-    """
-    nbytes = int(np.prod(shape))
-    if not hasattr(mmap, "MADV_HUGEPAGE") or nbytes < HUGE_PAGE:
-        return np.zeros(shape, np.uint8)
-    memory = own_pages((nbytes + 2 * HUGE_PAGE,), np.uint8)
-    start = -memory.ctypes.data % HUGE_PAGE
-    length = round(nbytes / HUGE_PAGE) * HUGE_PAGE
-    _advise(memory.ctypes.data + start, length, mmap.MADV_HUGEPAGE)
-    return memory[start : start + nbytes].reshape(shape)
-
-
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Return zero bytes that begin at a page boundary; pages are allocated when written."""
     nbytes = int(np.prod(shape))
@@ -145,16 +128,11 @@ def free_pages(array: npt.NDArray[Any]) -> None:
     """Give the memory of an array from `own_pages` back to the system; its values are lost."""
     # Other systems would keep the pages. Smaller arrays are memory of the C library.
     if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
-        _advise(array.ctypes.data, array.nbytes, mmap.MADV_DONTNEED)
-
-
-def _advise(address: int, nbytes: int, advice: int) -> None:
-    """Call madvise on the part of a memory range that consists of whole pages."""
-    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (address + nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if length > 0 and advise is not None:
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
+        address = array.ctypes.data
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE  # only whole pages can be given back
+        length = (address + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise = ctypes.CDLL(None).madvise
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

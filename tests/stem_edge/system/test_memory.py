@@ -118,23 +118,10 @@ def test_freed_blocks_are_given_back_at_once(kept: list[str], most: int) -> None
 @pytest.mark.parametrize(
     "shape", [(0,), (3,), (1, 2, 100_000), (2, 1 << 20), (3, 1 << 20), (5, 1100_000)]
 )
-@pytest.mark.parametrize("huge", [False, True])
-def test_pages_are_zeros_that_can_be_written(shape: tuple[int, ...], huge: bool) -> None:
-    array = machine.pages_to_fill(shape) if huge else machine.own_pages(shape, np.uint8)
+def test_pages_are_zeros_that_can_be_written(shape: tuple[int, ...]) -> None:
+    array = machine.own_pages(shape, np.uint8)
     assert array.shape == shape
     assert array.dtype == np.uint8
     assert not array.any()
     array += 1
     assert array.all()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_pages_to_fill_take_at_most_half_a_huge_page_more_and_go_when_dropped() -> None:
-    before = machine.own_memory()
-    for nbytes in (machine.HUGE_PAGE + 1, 40_000_000, 41 << 20):
-        array = machine.pages_to_fill((nbytes,))
-        array[:] = 1
-        taken = machine.own_memory() - before
-        assert nbytes - (1 << 20) < taken < nbytes + machine.HUGE_PAGE // 2 + (1 << 20), nbytes
-        del array
-        assert machine.own_memory() - before < 1 << 20
