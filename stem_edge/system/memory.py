@@ -24,8 +24,6 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 # Version 1 of cgroups says "no limit" with a number near 2**63.
 UNLIMITED = 1 << 60
-# Smaller arrays are not worth a system call.
-LEAST_NBYTES = 1 << 18
 # Parameters of glibc's mallopt, and their initial value.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_NBYTES = -1, -3, 1 << 17
 # About what Python with numpy and onnxruntime uses; assumed if the system does not report it.
@@ -106,43 +104,31 @@ def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """Return zeros in pages of their own, allocated when written and freed with the array."""
-    nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
-    if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_NBYTES:
-        return np.zeros(shape, dtype)
-    memory = _anonymous(nbytes)
+    """Return zeros in pages of their own, allocated when written and freed with the array.
+
+    Raises MemoryError.
+    """
+    count, private = int(np.prod(shape)), dict[str, int]()
+    if hasattr(mmap, "MAP_ANONYMOUS"):  # because shared memory does not count as anonymous
+        private["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    nbytes = max(1, count * np.dtype(dtype).itemsize)  # an empty map cannot be made
+    try:
+        memory = mmap.mmap(-1, nbytes, **private)
+    except OSError as error:
+        raise MemoryError(f"{nbytes:,} bytes: {error.strerror}") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # otherwise a few bytes may take 2 MiB
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, dtype).reshape(shape)
-
-
-def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return zero bytes that begin at a page boundary; pages are allocated when written."""
-    nbytes = int(np.prod(shape))
-    memory = _anonymous(max(1, nbytes))  # an empty map cannot be made
-    return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
+    return np.frombuffer(memory, dtype, count).reshape(shape)
 
 
 def free_pages(array: npt.NDArray[Any]) -> None:
-    """Give the memory of an array from `own_pages` back to the system; its values are lost."""
-    # Other systems would keep the pages. Smaller arrays are memory of the C library.
-    if sys.platform == "linux" and array.nbytes >= LEAST_NBYTES:
-        address = array.ctypes.data
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE  # only whole pages can be given back
-        length = (address + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise = ctypes.CDLL(None).madvise
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
-
-
-def _anonymous(nbytes: int) -> mmap.mmap:
-    """Map private memory, because shared memory does not count as anonymous. Raises MemoryError."""
-    try:
-        if not hasattr(mmap, "MAP_ANONYMOUS"):
-            return mmap.mmap(-1, nbytes)
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{nbytes:,} bytes: {error.strerror}") from error
+    """Give the whole pages of an array from `own_pages` back to the system; their values are lost."""
+    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE
+    if sys.platform == "linux" and pages > 0:  # other systems would keep the pages
+        nbytes = ctypes.c_size_t(pages * mmap.PAGESIZE)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), nbytes, mmap.MADV_DONTNEED)
 
 
 def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn:

@@ -20,7 +20,7 @@ from stem_edge.ggml.library import SUCCESS, Ggml, InitParams
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.costs import DAMAGED, LESS_MEMORY
-from stem_edge.system.memory import page_aligned
+from stem_edge.system.memory import own_pages
 
 Tensor = int  # an opaque pointer
 NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED
@@ -167,7 +167,7 @@ class HeldVectors:
 
     def __init__(self, ggml: Ggml, width: int, count: int) -> None:
         self.count, self._width = count, width
-        data = page_aligned((max(1, count) * width * ggml_types.F32.nbytes,))
+        data = own_pages((max(1, count) * width * ggml_types.F32.nbytes,), np.uint8)
         self._memory = MappedBuffer(ggml, data)
         self.values: F32 = data.view(np.float32).reshape(-1, width)[:count]
 

@@ -20,7 +20,7 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.ggml.graph import Arena, MappedBuffer
 from stem_edge.runtime.backends.interface import BackendContext, Resumes
-from stem_edge.system.memory import page_aligned
+from stem_edge.system.memory import own_pages
 
 # Cells that a graph attends to are rounded up to a multiple of this, so that a graph for decoding
 # serves so many steps; cells beyond the tokens are masked.
@@ -39,7 +39,7 @@ class KvCache(BackendContext):
         own = config.layers[: config.own_kv_layers]
         lines = [(one.n_kv_heads * one.head_dim, self.rings[one.window].capacity) for one in own]
         shapes = [(rounded(n), kind.row_nbytes(width)) for width, n in lines for _ in "kv"]
-        data = page_aligned((sum(map(prod, shapes)),))
+        data = own_pages((sum(map(prod, shapes)),), np.uint8)
         self._memory = MappedBuffer(ggml, data)
         self._arena = Arena(ggml, len(shapes))
         made = [self._arena.tensor(kind, width, rounded(n)) for width, n in lines for _ in "kv"]

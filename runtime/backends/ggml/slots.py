@@ -19,7 +19,7 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import U8
 from stem_edge.numerics.quantizing import unpack_codes
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.system.memory import page_aligned
+from stem_edge.system.memory import own_pages
 from stem_edge.tables.codecs import FP16_MAX
 from stem_edge.tables.rows import RecordLayout, Scales
 
@@ -32,7 +32,7 @@ class BlockSlots(Slots):
         self.type = gguf_schema.slot_type(layout)
         self._sizes = [self.type.row_nbytes(math.prod(part)) for part in layout.parts]
         self.rows: list[list[U8]] = [  # [layer][part]
-            [page_aligned((count, size)) for size in self._sizes] for _ in layout.layers
+            [own_pages((count, size), np.uint8) for size in self._sizes] for _ in layout.layers
         ]
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:

@@ -132,7 +132,7 @@ class Allocations:
         self.count, self.failing, self.for_ever = 0, 0, False
         self._lock = threading.Lock()
         for module, name in (
-            (np, "zeros"), (np, "empty"), (np, "full"), (machine, "_anonymous"),
+            (np, "zeros"), (np, "empty"), (np, "full"), (np, "frombuffer"),
         ):  # fmt: skip
             patch.setattr(module, name, self._counted(getattr(module, name)))
 
