@@ -14,7 +14,6 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 
-NUMBERS = {"F32": "<f4", "F16": "<f2"}
 TILE_NBYTES = 1 << 18  # bytes decoded at once, so that they stay in the CPU's cache
 # Bits of a code in block types that consist of a float16 scale, an offset (Q4_1 only) and codes.
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -94,10 +93,6 @@ def coded_rows(table: Tensor, width: int) -> Tensor:
 
 
 def decoded(codes: U8, type: TensorType) -> F32:
-    if type.name in NUMBERS:
-        return np.asarray(codes.view(NUMBERS[type.name]), np.float32)
-    if type.name == "BF16":  # the upper half of a float32
-        return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     import gguf  # imported only here, because the import takes long
 
     number = gguf.GGMLQuantizationType(type.number)
