@@ -164,23 +164,19 @@ def memory_groups() -> tuple[list[Path], int]:
 def _limited_groups() -> list[tuple[int, int]]:
     """Return (limit, bytes left) of each of this process's cgroups that has a memory limit."""
     groups, version = memory_groups()
-    return [found for group in groups for found in _limited(group, version)]
-
-
-def _limited(folder: Path, version: int) -> list[tuple[int, int]]:
-    names = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        2: ("memory.max", "memory.current"),
-    }
-    limit, used = (_number(folder / name) for name in names[version])
-    if limit is None or used is None or limit >= UNLIMITED:
-        return []
-    # Pages of files count as used, but the system drops or writes them before it refuses memory. That is
-    # true for active pages (read twice) and for pages that are not written yet, too.
-    prefix = "total_" if version == 1 else ""
-    stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    files = sum(int(stats.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))
-    return [(limit, max(0, limit - used + files))]
+    found, prefix, names = list[tuple[int, int]](), "", ("memory.max", "memory.current")
+    if version == 1:
+        prefix, names = "total_", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for group in groups:
+        limit, used = (_number(group / name) for name in names)
+        if limit is None or used is None or limit >= UNLIMITED:
+            continue
+        # Pages of files count as used, but the system drops or writes them before it refuses memory. That
+        # is true for active pages (read twice) and for pages that are not written yet, too.
+        stats = dict(line.split()[:2] for line in _lines(group / "memory.stat"))
+        files = sum(int(stats.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))
+        found.append((limit, max(0, limit - used + files)))
+    return found
 
 
 def _number(path: Path) -> int | None:

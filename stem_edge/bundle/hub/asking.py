@@ -39,7 +39,8 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
     """Convert errors of huggingface_hub, the network or the disk to HubError; None for others."""
     from huggingface_hub import errors
 
-    said = _said(error)
+    said = getattr(error, "server_message", None) or str(error) or type(error).__name__
+    said = one_line(said.strip().rstrip("."), MAX_CHARS)
     match error:
         case errors.HfHubHTTPError():
             return _status(name, error.response.status_code, said)
@@ -62,9 +63,3 @@ def _status(name: HubName, status: int, said: str) -> HubError:
     if status >= SERVER_ERROR or status in BUSY:
         return UnreachableError(f"{answered}; try later")
     return HubError(f"{answered}; check its name and revision, or log in with: hf auth login")
-
-
-def _said(error: BaseException) -> str:
-    """Return the hub's own message in one line, without terminal control characters."""
-    said = getattr(error, "server_message", None) or str(error) or type(error).__name__
-    return one_line(" ".join(said.split()).rstrip("."), MAX_CHARS)
