@@ -26,7 +26,7 @@ from stem_edge.numerics.quantize import I32, U8, fitting_block
 from stem_edge.progress import Progress
 from stem_edge.system.memory import check_threads, usable_cpus
 from stem_edge.tables.ngrams.rows import NgramTable
-from stem_edge.tables.ngrams.store import CLASSES, NgramFormat, is_ngrams
+from stem_edge.tables.ngrams.store import ATTRIBUTE, CLASSES, NgramFormat, is_ngrams
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.zarr_json import group_document
 
@@ -92,7 +92,7 @@ def _write(
     threads: int,
 ) -> None:
     """Write all tables. class_of: token id -> token class; None if n-grams consist of token ids."""
-    write_json(out, Path(), group_document(format))
+    write_json(out, Path(), group_document(ATTRIBUTE, format))
     if class_of is not None:
         write_index(out, Path(CLASSES), class_of)
     for source, table in zip(rows, format.tables, strict=True):

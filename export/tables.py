@@ -25,7 +25,7 @@ from stem_edge.numerics.quantize import F32, I32, U8
 from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, crc32c, index_blocks
-from stem_edge.tables.store import INDEX
+from stem_edge.tables.store import ATTRIBUTE, INDEX
 from stem_edge.tables.token_index import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import group_document
 
@@ -38,7 +38,7 @@ PIECE_NBYTES = 16 << 20
 def write_tables(out: Output, plan: TablePlan, tables: Mapping[int, Matrix], threads: int) -> None:
     """Write a bundle's table store. tables: STEM layer -> its table."""
     root, first = Path(TABLES), 0
-    write_json(out, root, group_document(plan.format))
+    write_json(out, root, group_document(ATTRIBUTE, plan.format))
     if plan.index is not None:
         write_index(out, root / INDEX, plan.index)
     for name, layout in plan.format.arrays().items():

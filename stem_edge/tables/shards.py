@@ -28,7 +28,7 @@ from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, damaged, open_plain, read_at, unreadable
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.store import CRC_NBYTES, INDEX, INDEX_ENTRY_NBYTES, TableFormat
+from stem_edge.tables.store import ATTRIBUTE, CRC_NBYTES, INDEX, INDEX_ENTRY_NBYTES, TableFormat
 from stem_edge.tables.zarr_json import array_document, compare, naming, read_group, read_json
 
 # CRC-32C of anything followed by its own CRC-32C, little-endian: the residue of the polynomial.
@@ -175,7 +175,7 @@ class TableStore(msgspec.Struct, frozen=True):
 
 def open_table_store(root: Path) -> TableStore:
     """Open a table store. Raises BundleError unless it is exactly as the exporter writes it."""
-    format = read_group(root, TableFormat)
+    format = read_group(root, ATTRIBUTE, TableFormat)
     grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
     index = None
     if format.indexed:

@@ -12,7 +12,6 @@ Record numbers continue from the first array to the second. Without an index, to
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar
 
 import msgspec
 
@@ -20,6 +19,7 @@ from stem_edge.limits import MAX_RECORDS
 from stem_edge.tables.codecs import form_of
 from stem_edge.tables.rows import RecordLayout
 
+ATTRIBUTE = "stem_edge"  # of the group, which contains the format
 RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
 CRC_NBYTES, INDEX_ENTRY_NBYTES = 4, 16  # of each record, in its shard
 
@@ -27,7 +27,6 @@ CRC_NBYTES, INDEX_ENTRY_NBYTES = 4, 16  # of each record, in its shard
 class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The description of a table store: tokens and record layouts. Raises ValueError if invalid."""
 
-    attribute: ClassVar[str] = "stem_edge"
     tokens: int
     # Layout of all records, with the row type of the first array.
     stored: RecordLayout = msgspec.field(name="tables")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,13 +15,7 @@ from stem_edge.shown import one_line
 MAX_JSON_NBYTES = 1 << 20
 
 
-class Format(Protocol):
-    """A msgspec.Struct that describes a format. A zarr group stores it under the name in `attribute`."""
-
-    attribute: ClassVar[str]
-
-
-F = TypeVar("F", bound=Format)
+F = TypeVar("F", bound=msgspec.Struct)
 
 
 def array_document(
@@ -41,18 +35,18 @@ def array_document(
     }
 
 
-def group_document(format: Format) -> dict[str, Any]:
-    """Return the contents of a group's zarr.json, with `format` in its attributes."""
-    attributes = {format.attribute: msgspec.to_builtins(format)}
+def group_document(attribute: str, format: msgspec.Struct) -> dict[str, Any]:
+    """Return the contents of a group's zarr.json, with `format` as an attribute."""
+    attributes = {attribute: msgspec.to_builtins(format)}
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
-def read_group(root: Path, kind: type[F]) -> F:
-    """Read the format of a group. Raises BundleError unless its zarr.json is as exported."""
+def read_group(root: Path, attribute: str, kind: type[F]) -> F:
+    """Read the format of a group from an attribute. Raises BundleError unless its zarr.json is as exported."""
     group = read_json(path := root / "zarr.json")
     with naming(path):
-        format = msgspec.convert(group["attributes"][kind.attribute], kind)
-        compare(group, group_document(format))
+        format = msgspec.convert(group["attributes"][attribute], kind)
+        compare(group, group_document(attribute, format))
     return format
 
 

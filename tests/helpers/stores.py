@@ -96,7 +96,7 @@ def write_store(
         write_array(root / tables.RARE_RECORDS, *rare, records_per_shard)
     if index is not None:
         write_index(root, index)
-    (root / "zarr.json").write_bytes(encode_metadata(group_document(format)))
+    (root / "zarr.json").write_bytes(encode_metadata(group_document(tables.ATTRIBUTE, format)))
     return format
 
 

@@ -26,14 +26,23 @@ FITS: dict[Scheme, tuple[int, ...]] = {
 AUTO: dict[int, Scheme] = {0: "swap", 1: "copy", -1: "subset"}
 
 
+def fits(scheme: Scheme, source_length: int, target_length: int) -> bool:
+    """Return True if a scheme can align a source and a target of these lengths in tokens."""
+    return scheme == "auto" or _sign(source_length, target_length) in FITS.get(scheme, ())
+
+
+def _sign(source_length: int, target_length: int) -> int:
+    return (source_length > target_length) - (source_length < target_length)
+
+
 def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
     """Return the scheme to align texts of these lengths ("auto": choose one). Raises InputError."""
-    sign = (source_length > target_length) - (source_length < target_length)
+    sign = _sign(source_length, target_length)
     if scheme == "auto":
         return AUTO[sign]
     if scheme not in FITS:
         raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
-    if sign not in FITS[scheme]:
+    if not fits(scheme, source_length, target_length):
         fitting = [name for name in FITS if sign in FITS[name]]
         raise InputError(
             f"scheme {scheme} does not fit a source of {source_length} and a target of "

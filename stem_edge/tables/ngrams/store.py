@@ -8,7 +8,6 @@ OUT/classes/       if token ids are mapped to classes before hashing: int32 [V],
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -19,6 +18,7 @@ from stem_edge.tables.shards import TableStore, open_grid
 from stem_edge.tables.token_index import read_index
 from stem_edge.tables.zarr_json import read_group, read_json
 
+ATTRIBUTE = "stem_edge_ngrams"  # of the group, which contains the format
 CLASSES = "classes"
 MAX_TABLES = 64
 
@@ -26,7 +26,6 @@ MAX_TABLES = 64
 class NgramFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The description of a folder of n-gram tables. Raises ValueError for invalid fields."""
 
-    attribute: ClassVar[str] = "stem_edge_ngrams"
     tables: tuple[NgramTable, ...]
 
     def __post_init__(self) -> None:
@@ -57,7 +56,7 @@ class NgramStore(msgspec.Struct, frozen=True):
 def is_ngrams(root: Path) -> bool:
     """Return True if a folder contains n-gram tables, even if they are damaged."""
     path = root / "zarr.json"
-    return path.is_file() and NgramFormat.attribute in str(read_json(path).get("attributes"))
+    return path.is_file() and ATTRIBUTE in str(read_json(path).get("attributes"))
 
 
 def open_ngrams(root: Path) -> NgramStore:
@@ -66,7 +65,7 @@ def open_ngrams(root: Path) -> NgramStore:
         raise BundleError(
             f"{root}: no tables of n-grams here; stem-edge export --tables-only makes them"
         )
-    format = read_group(root, NgramFormat)
+    format = read_group(root, ATTRIBUTE, NgramFormat)
     tables = list[TableStore]()
     for table in format.tables:
         grid = open_grid(root / table.name, table.format.stored)
