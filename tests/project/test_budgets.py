@@ -181,7 +181,7 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 39_865),
+    "package, lines": Budget(package_lines, 39_805),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_457),
     "tests, lines": Budget(lambda: lines_in("tests"), 35_516),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_717),
