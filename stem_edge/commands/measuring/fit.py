@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from stem_edge.bundle.hub.fetch import pinned
@@ -27,6 +28,9 @@ EPILOG = """\
 examples:
   stem-edge fit model --memory 1GB
   stem-edge fit model --memory 3GB --context-length 2048"""
+
+# serve takes 84 MB for requests, and 15 MB for its own code.
+RUN = "run it with (serve needs 100 MB more):"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(figures, indent=1))
         return 0
-    lines = [f"fits into {format_size(memory)}", "", *_figures(needs, plan), "", "run it with:"]
+    lines = [f"fits into {format_size(memory)}", "", *_figures(needs, plan), "", RUN]
     print(*(part for line in lines for part in wrapped(line, "  ") or [""]), sep="\n")
-    print(_command(needs, plan, args.path))
+    print(*_commands(needs, plan, args.path), sep="\n")
     return 0
 
 
@@ -104,11 +108,13 @@ def _figures(needs: Needs, plan: MemoryPlan) -> list[str]:
     return table(rows, "l")
 
 
-def _command(needs: Needs, plan: MemoryPlan, path: str) -> str:
-    limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}"
-    limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
-    limit += f" --kv {plan.kv}" * (plan.kv != needs.footprint.usual_kv)
-    return f"  stem-edge generate {path} Hello {limit}"
+def _commands(needs: Needs, plan: MemoryPlan, path: str) -> Iterator[str]:
+    kv = f" --kv {plan.kv}" * (plan.kv != needs.footprint.usual_kv)
+    if plan.preparing:  # a first load with --memory may lack the memory for this
+        yield f"  stem-edge prepare {path}{kv}"
+    limit = f"--memory {-(-plan.total // 10**6)}MB --context-length {plan.context_length}{kv}"
+    sequences = f" --sequences {plan.sequences}" * (plan.sequences > 1)
+    yield f"  stem-edge generate {path} Hello {limit}{sequences}"
 
 
 def _types(needs: Needs) -> str:

@@ -30,7 +30,7 @@ from stem_edge.runtime.loading import load_with, open_or_make
 
 SEQUENCES = 8  # answers computed together, if memory allows
 GRACE_SECONDS = 30  # to finish answers at the end
-MAX_KEY_CHARS = 4096
+MAX_KEY_CHARS, MAX_PORT = 4096, 65535
 
 DESCRIPTION = """\
 Serve OpenAI's interface, and a chat page, on this machine. Ctrl-C or SIGTERM
@@ -100,10 +100,12 @@ def _key(path: Path) -> str:
 
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket. Raises InputError if the address or port is unavailable."""
+    if not 0 <= port <= MAX_PORT:
+        raise InputError(f"port is {port}; expected 0 to {MAX_PORT}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise InputError(
             f"cannot listen on port {port} of {host} ({reason}); choose others with --host and --port"

@@ -75,13 +75,19 @@ def test_answers_are_finished_at_the_end(tmp_path: Path) -> None:
         assert "listening at" in said and "no chat template" in said
 
 
-def test_the_memory_that_a_refusal_names_is_enough() -> None:
-    command = [sys.executable, "-m", "stem_edge", "serve", str(DEMO), "--memory", "60MB"]
-    done = subprocess.run([*command, "--port", "0"], check=False, capture_output=True, text=True)
-    found = re.search(r"at least (\d+ MB) are needed.* requests 83.9 MB", done.stderr)
-    assert found is not None, done.stderr
-    with served("--memory", found[1]):
-        pass
+def test_the_memory_that_a_refusal_names_is_enough_and_that_of_fit_with_100_mb_more() -> None:
+    def said(command: str, *options: str) -> str:
+        words = [sys.executable, "-m", "stem_edge", command, str(DEMO), "--memory", *options]
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    refused = said("serve", "60MB", "--port", "0")
+    found = re.search(r"at least (\d+ MB) are needed.* requests 83.9 MB", refused)
+    planned = re.search(r"--memory (\d+)MB", said("fit", "70MB"))
+    assert found is not None and planned is not None, refused
+    for memory in found[1], f"{int(planned[1]) + 100}MB":
+        with served("--memory", memory):
+            pass
 
 
 @pytest.mark.slow
@@ -125,7 +131,8 @@ def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--port", "99999"], "port must be 0-65535"),
+        (["--port", "-1"], "--port is -1; expected 0 to 65535"),
+        (["--port", "65536"], "--port is 65536; expected"),
         (["--api-key-file", "none"], "none: cannot read (No such file"),
         (["--api-key-file", str(DEMO)], f"{DEMO}: cannot read"),
         (["--api-key-file", os.devnull], f"--api-key-file {os.devnull} has no key"),
