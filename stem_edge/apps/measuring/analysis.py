@@ -6,10 +6,9 @@ Costs are counted as in arXiv 2601.10639. There, a multiply-add is one FLOP in T
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -50,53 +49,34 @@ MODEL_LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    """Sizes of one layer, from which its costs are computed."""
+def layer_costs(model: ModelConfig, length: int) -> dict[str, tuple[int, int]]:
+    """Return the costs of one token in a layer: label -> (with a dense FFN, with a STEM FFN).
 
-    dim: int  # d
-    d_ff: int
-    queries: int  # heads x head width
-    keys: int  # key and value heads x head width; less than `queries` in grouped-query attention
-    stem_parameters: int  # of a STEM layer's FFN, without its row; in the paper: 2 d d_ff
-    row_values: int  # in the paper: d_ff
-    row_multiply_adds: int = 0  # if a row is an expert's matrices, or rows are mixed
-
-    @classmethod
-    def as_paper(cls, dim: int, d_ff: int) -> Self:
-        """Return the sizes of a layer in the STEM paper, where attention has 4 d^2 parameters."""
-        return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
-
-    @classmethod
-    def of(cls, model: ModelConfig) -> Self:
-        """Return the sizes of the model's first STEM layer, or of any layer of a dense model."""
-        queries, keys = (heads * model.head_dim for heads in (model.n_heads, model.n_kv_heads))
-        layers = model.stem_layers
-        if not layers:
-            return replace(cls.as_paper(model.dim, model.d_ff), queries=queries, keys=keys)
+    "loads" are parameters, and values of the KV cache, that are read. As in the paper's Table 1 and section
+    3.2.3, costs are for a batch of 1, and the token attends to all `length` tokens. In labels with "paper",
+    attention has 4 d^2 parameters, and the STEM FFN 2 d d_ff.
+    """
+    dim, d_ff, layers = model.dim, model.d_ff, model.stem_layers
+    dense, plain = DENSE_MATRICES * dim * d_ff, STEM_MATRICES * dim * d_ff
+    stem, row, products = plain, d_ff, 0
+    if layers:
         shapes = model.layer_shapes(layers[0])
-        parameters = sum(math.prod(shapes[name]) for name in FFN_MATRICES if name in shapes)
+        stem = sum(math.prod(shapes[name]) for name in FFN_MATRICES if name in shapes)
         row = model.record_values // len(model.row_layers)
-        summed = row if model.n_experts or model.row_experts else 0
-        return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
-
-    def costs(self, length: int) -> dict[str, tuple[int, int]]:
-        """Return the costs of one token: label -> (with a dense FFN, with a STEM FFN).
-
-        Labels that begin with "ffn" are for the FFN; `multiply_adds` and `loads` (parameters and KV
-        cache values that are read) are for the whole layer. As in the paper's Table 1 and section
-        3.2.3, costs are for a batch of 1, and the token attends to all `length` tokens.
-        """
-        dense, stem = DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters
-        attention, row = 2 * self.dim * (self.queries + self.keys), self.row_multiply_adds
-        products, loads = (attention + 2 * length * width for width in (self.queries, self.keys))
-        return {
-            "ffn_multiply_adds": (dense + self.d_ff, stem + self.d_ff + row),
-            "ffn_parameter_loads": (dense, stem),
-            "ffn_row_values": (0, self.row_values),
-            "multiply_adds": (dense + products, stem + products + row),
-            "loads": (dense + loads, stem + loads),
-        }
+        if model.n_experts or model.row_experts:  # a row is an expert's matrices, or rows are mixed
+            products = row
+    paper = 4 * dim**2 + 2 * length * dim
+    queries, keys = (heads * model.head_dim for heads in (model.n_heads, model.n_kv_heads))
+    built, loaded = (2 * (dim * (queries + keys) + length * width) for width in (queries, keys))
+    return {
+        "ffn_multiply_adds": (dense + d_ff, stem + d_ff + products),
+        "ffn_parameter_loads": (dense, stem),
+        "ffn_row_values": (0, row),
+        "paper_multiply_adds": (paper + dense, paper + plain),
+        "paper_loads": (paper + dense, paper + plain),
+        "built_multiply_adds": (built + dense, built + stem + products),
+        "built_loads": (loaded + dense, loaded + stem),
+    }
 
 
 def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
@@ -133,14 +113,9 @@ def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
             f"context length is {length}; this model takes 1 to {model.max_context}: "
             "give --context-length in that range"
         )
-    built = LayerShape.of(model).costs(length)
-    paper = LayerShape.as_paper(model.dim, model.d_ff).costs(length)
-    layer = {name: built[name] for name in built if name.startswith("ffn")}
-    layer |= {f"paper_{name}": paper[name] for name in ("multiply_adds", "loads")}
-    layer |= {f"built_{name}": built[name] for name in ("multiply_adds", "loads")}
     return {
         "context_length": length,
-        "layer": {name: _saving(*pair) for name, pair in layer.items()},
+        "layer": {name: _saving(*pair) for name, pair in layer_costs(model, length).items()},
         "model": model_counts(model),
     }
 

@@ -115,14 +115,9 @@ class Compute:
             if requests and (grammar := requests[0].params.grammar) is not None:
                 hold(len(grammar.text) * GRAMMAR_NBYTES)  # all answers of a request have the same
             replies = Replies(self._leave, hold)
-            try:
-                for request in requests:
-                    self._deliver[request] = replies.add(Reply(request, events(), self.counters))
-                    scheduler.submit(request)
-            except BaseException:
-                replies.close()
-                self._wake.set()  # so that those queued leave the queue
-                raise
+            for request in requests:
+                self._deliver[request] = replies.add(Reply(request, events(), self.counters))
+                scheduler.submit(request)
         self._wake.set()
         return replies
 
@@ -214,12 +209,10 @@ class Compute:
 
     def _leave(self, request: Request) -> None:
         """Cancel an answer after its client has left, unless it has ended."""
-        if self._found is not None:
-            self._found[1].cancel(request)
+        request.cancelled = True  # the next step removes it
         self._deliver.pop(request, None)
 
-    def _end_all(self, error: Exception) -> None:
-        told = public(error)
+    def _end_all(self, told: RefusalError) -> None:
         if self._found is not None:
             self._found[1].close()
         for request in list(self._deliver):

@@ -143,8 +143,8 @@ def room() -> int:
     return max(1, min(MAX_CONNECTIONS, max(soft, files) - OTHER_FILES))
 
 
-def log_to_stderr() -> logging.Handler:
-    """Let all libraries log to stderr, and return the handler.
+def log_to_stderr() -> None:
+    """Let all libraries log to stderr.
 
     A line of code logs the same kind of error at most once a minute, so that clients cannot fill the log.
     """
@@ -162,4 +162,3 @@ def log_to_stderr() -> logging.Handler:
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     handler.addFilter(is_new)
     logging.getLogger().addHandler(handler)
-    return handler

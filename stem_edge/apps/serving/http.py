@@ -200,8 +200,6 @@ async def tell_error(request: Request, error: Exception) -> Response:
 
 def _of_router(request: Request, error: HTTPException) -> RefusalError:
     path = path_in(request.scope)
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return RefusalError(f"there is no {path} here; try /v1/chat/completions", status=404)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return RefusalError(f"{path} has no method {request.method}", status=405)
-    return RefusalError(str(error.detail))
+    return RefusalError(f"there is no {path} here; try /v1/chat/completions", status=404)

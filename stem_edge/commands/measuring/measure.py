@@ -15,8 +15,8 @@ from stem_edge.progress import show_status
 
 DESCRIPTION = """\
 Run a bundle, and others to compare it with, in new processes. Shows time and
-memory of each phase (start, import, load, first token, prompt, decode), and
-tokens a second. Anonymous memory and mapped files have columns of their own."""
+memory of each phase (start, load, first token, prompt, decode), and tokens a
+second. Anonymous memory and mapped files have columns of their own."""
 
 EPILOG = """\
 examples:

@@ -40,6 +40,22 @@ class CompletionBody(Options, kw_only=True):
             )
         return [ids] if ids else others
 
+    def asked(self, model: Model, texts: TokenTexts) -> Asked:
+        """Tokenize the prompts. texts: token texts for log probabilities. Raises InputError, RefusalError."""
+        echoes, requests, params = list[Echo](), list[Request](), self.sampling(model)
+        if params is not None:
+            check_grammar(model, params, self.grammar_field)
+        for prompt in self.prompts():
+            each = seeded(params or SamplingParams(), self.count)
+            requests += (asked := [model.request(prompt, one) for one in each])
+            ids, text = asked[0].prompt, ""
+            if self.echo:
+                text = model.detokenize(ids, skip_special_tokens=False)
+                text = prompt if isinstance(prompt, str) else text
+            scored = self.echo and self.logprobs is not None
+            echoes.append((text, [ids[0]] if scored else []))
+        return Asked(self, texts, requests, echoes, params is not None)
+
     def sampling(self, model: Model) -> SamplingParams | None:
         """Return sampling params; None if max_tokens is 0. Raises RefusalError for invalid fields."""
         if self.suffix:
@@ -96,26 +112,3 @@ class Asked:
             for number, (text, reason) in enumerate(pieces)
             for choice in self.choices(number, text)
         ]
-
-
-def prepare(
-    model: Model,
-    texts: TokenTexts,
-    body: CompletionBody,
-    prompts: Sequence[str | list[int]],
-    params: SamplingParams | None,
-) -> Asked:
-    """Tokenize prompts and create requests. params: None if max_tokens is 0. Raises InputError."""
-    count, echoes, requests = body.count, list[Echo](), list[Request]()
-    if params is not None:
-        check_grammar(model, params, body.grammar_field)
-    for prompt in prompts:
-        each = [model.request(prompt, one) for one in seeded(params or SamplingParams(), count)]
-        requests += each
-        ids, text = each[0].prompt, ""
-        if body.echo:
-            text = model.detokenize(ids, skip_special_tokens=False)
-            text = prompt if isinstance(prompt, str) else text
-        scored = body.echo and body.logprobs is not None
-        echoes.append((text, [ids[0]] if scored else []))
-    return Asked(body, texts, requests, echoes, params is not None)

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 import psutil
 
-from stem_edge.apps.measuring.runs.results import Phase, Report, Round, SubjectResult
+from stem_edge.apps.measuring.runs.results import Report, Round, SubjectResult
 from stem_edge.apps.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.apps.measuring.workload import Workload, make_workload
@@ -99,7 +99,7 @@ def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str],
     notify(f"preparing {subject.name}")
     with WorkerProcess(subject) as worker:
         for name, what in subject.loading(*sizes):
-            worker.ask(name, name, **what)
+            worker.ask(name, **what)
 
 
 def _rounds(
@@ -138,20 +138,10 @@ def _rounds(
 def _round(
     worker: WorkerProcess, loading: list[tuple[str, dict[str, Any]]], work: Workload
 ) -> Round:
-    """Measure one run of a model. loading: (name, request to the worker) of each loading phase."""
-    phases, before, counters = list[Phase](), dict[str, float](), dict[str, float]()
-    for name, what in [
-        *loading,
-        ("first", {"do": "prompt", "ids": work.prompt[:SHORT_PROMPT]}),
-        ("prompt", {"ids": work.prompt}),
-        ("decode", {"ids": work.following}),
-    ]:
-        answer = worker.ask(name, **{"do": name} | what)
-        before, counters = counters, answer.counters
-        caches = [int(counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")]
-        tokens = len(what.get("ids", ()))
-        phases.append(Phase(name, answer.seconds, tokens, answer.memory, *caches))
-    return Round(phases, answer.steps, before, counters)
+    """Measure one run of a model. loading: (name, arguments for the worker) of each loading phase."""
+    ids = {"first": work.prompt[:SHORT_PROMPT], "prompt": work.prompt, "decode": work.following}
+    phases = [*loading, *((name, {"ids": each}) for name, each in ids.items())]
+    return Round([worker.ask(name, **what) for name, what in phases])
 
 
 def machine() -> str:

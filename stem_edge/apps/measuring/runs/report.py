@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.apps.measuring.runs.results import Phase, Report, Round
+from stem_edge.apps.measuring.runs.results import Phase, Report
 from stem_edge.shown import format_size
 from stem_edge.text_table import seconds, table, wrapped
 
@@ -72,19 +72,19 @@ def _head(report: Report) -> Iterator[str]:
         yield f"provider {settings['options']['provider']}"
 
 
-def _last_round_of_bundle(report: Report) -> Round:
-    return next(iter(report.subjects.values())).rounds[-1]
+def _phases_of_bundle(report: Report) -> list[Phase]:
+    return next(iter(report.subjects.values())).rounds[-1].phases
 
 
 def _phases(report: Report) -> list[str]:
     """Return a table of the bundle's last round: time, and memory at the end of each phase."""
-    phases = _last_round_of_bundle(report).phases
+    phases = _phases_of_bundle(report)
 
-    def sizes(label: str, value: Callable[[Phase], int | None]) -> list[tuple[str, ...]]:
+    def sizes(label: str, value: Callable[[Phase], float | None]) -> list[tuple[str, ...]]:
         values = [value(phase) for phase in phases]
         if not any(values):
             return []
-        return [(label, *("?" if v is None else format_size(v) for v in values))]
+        return [(label, *("?" if v is None else format_size(int(v)) for v in values))]
 
     rows = [
         ("last round", *(phase.name for phase in phases)),
@@ -93,8 +93,8 @@ def _phases(report: Report) -> list[str]:
     for kind, label in LABELS.items():
         rows += sizes(label, lambda phase, kind=kind: getattr(phase.memory.at_end, kind))  # type: ignore[misc]
         if kind == "anonymous":
-            rows += sizes("  in it: KV cache", lambda phase: phase.kv_cache)
-            rows += sizes("  in it: row cache", lambda phase: phase.row_cache)
+            rows += sizes("  in it: KV cache", lambda one: one.counters.get("kv_nbytes"))
+            rows += sizes("  in it: row cache", lambda one: one.counters.get("row_cache_nbytes"))
     rows += sizes("peak, anon. and swap", lambda phase: phase.memory.peak_unevictable)
     return table(rows)
 
@@ -125,7 +125,7 @@ def _ratios(report: Report) -> Iterator[str]:
 
 def _end(report: Report) -> Iterator[str]:
     figures = next(iter(report.subjects.values())).figures()
-    planned = int(_last_round_of_bundle(report).counters["planned"])
+    planned = int(_phases_of_bundle(report)[-1].counters["planned"])
     yield (
         f"needs {format_size(int(figures['peak_anonymous']))} of RAM that cannot be reclaimed "
         f"(planned for a full context: at most {format_size(planned)})"

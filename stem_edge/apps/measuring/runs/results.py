@@ -10,20 +10,19 @@ from typing import Any
 from stem_edge.apps.measuring.sampler import PhaseMemory
 
 RATES = ("prompt", "decode", "median_step")  # names of figures in tokens a second
-LOADING = ("import", "load")
-TO_FIRST_TOKEN = ("start", *LOADING, "first")
+TO_FIRST_TOKEN = ("start", "load", "first")
 
 
 @dataclass(frozen=True)
 class Phase:
     """Time and memory of one phase of a run. Sizes in bytes."""
 
-    name: str  # start, import, load, first, prompt or decode
+    name: str  # start, load, first, prompt or decode
     seconds: float
     tokens: int  # processed by the model
     memory: PhaseMemory
-    kv_cache: int
-    row_cache: int
+    steps: list[float]  # seconds of each step, when decoding
+    counters: dict[str, float]  # at the end; llama.cpp has none
 
     @property
     def mapped(self) -> int | None:
@@ -34,26 +33,21 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """One run of a bundle or GGUF file, in a process that does nothing else.
-
-    steps: seconds of each decode step. before, counters: row counters before and after decoding.
-    """
+    """One run of a bundle or GGUF file, in a process that does nothing else."""
 
     phases: list[Phase]
-    steps: list[float]
-    before: dict[str, float]
-    counters: dict[str, float]
 
     @cached_property
     def figures(self) -> dict[str, float]:
         """Metrics of the run by name; metrics that were not measured are missing."""
         phases = {phase.name: phase for phase in self.phases}
+        steps = phases["decode"].steps
         found = {
-            "load_seconds": sum(phases[name].seconds for name in LOADING),
+            "load_seconds": phases["load"].seconds,
             "first_token_seconds": sum(phases[name].seconds for name in TO_FIRST_TOKEN),
             "prompt": phases["prompt"].tokens / phases["prompt"].seconds,
-            "decode": len(self.steps) / sum(self.steps),
-            "median_step": 1 / median(self.steps),
+            "decode": len(steps) / sum(steps),
+            "median_step": 1 / median(steps),
             "peak_anonymous": max(phase.memory.peak_unevictable for phase in self.phases),
         }
         mapped = [phase.mapped for phase in self.phases if phase.mapped is not None]
@@ -62,15 +56,15 @@ class Round:
 
     def _of_rows(self) -> dict[str, float]:
         """Return row-cache hit rate, row reads and stalls of decoding; empty for a dense model."""
-        count = len(self.steps)
-        grown = {name: now - self.before.get(name, 0) for name, now in self.counters.items()}
+        before, decode = self.phases[-2:]
+        grown = {name: n - before.counters.get(name, 0) for name, n in decode.counters.items()}
         if not (used := grown.get("hits", 0) + grown.get("misses", 0)):
             return {}
         return {
             "hit_rate": grown["hits"] / used,
-            "flash_bytes_per_token": grown["bytes_read"] / count,
-            "stall_seconds_per_token": grown["stall_seconds"] / count,
-            "slots": self.counters["slots"],
+            "flash_bytes_per_token": grown["bytes_read"] / decode.tokens,
+            "stall_seconds_per_token": grown["stall_seconds"] / decode.tokens,
+            "slots": decode.counters["slots"],
         }
 
 

@@ -38,14 +38,12 @@ class StemEdge:
     def counters(self) -> dict[str, float]:
         """Return row counters, and sizes of memory plan, row cache and KV cache in bytes."""
         plan, rows = self._model.plan, self._engine.rows
-        cache = getattr(rows, "cache", None)
-        filled = 0 if cache is None else cache.filled
+        filled = 0 if (cache := getattr(rows, "cache", None)) is None else cache.filled
         slot_nbytes = footprint_of(self._model.bundle.manifest).slot_nbytes
         return {
             **vars(rows.counters()),
             "planned": plan.total,
             "slots": plan.slots,
-            "filled_slots": filled,
             "row_cache_nbytes": filled * slot_nbytes,
             "kv_nbytes": self._context.backend.nbytes,
         }

@@ -20,16 +20,14 @@ KINDS = {
 
 
 def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[float]]:
-    """Import, load or run a model, as `do` says; return it, and seconds of each decode step."""
+    """Load or run a model, as phase `do` says; return it, and seconds of each decode step."""
     steps = list[float]()
     match do:
-        case "import":  # a request of its own, to time it apart from loading
-            import_module(request["module"])
         case "load":
             module, name = KINDS[request.pop("kind")]
             options = request.pop("options")
             model = getattr(import_module(module), name)(**request, **options)
-        case "prompt":
+        case "first" | "prompt":
             model.clear()
             model.choose(request["ids"])
         case "decode":

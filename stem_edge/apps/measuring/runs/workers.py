@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 
 from stem_edge import errors
-from stem_edge.apps.measuring.runs.worker import KINDS
-from stem_edge.apps.measuring.sampler import PhaseMemory, sampled
+from stem_edge.apps.measuring.runs.results import Phase
+from stem_edge.apps.measuring.sampler import sampled
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.names import PREPARED, cache_folder
-from stem_edge.runtime.backends.engines import loader_module
 from stem_edge.system.child import SIGKILL, code_command
 from stem_edge.system.page_cache import files_in
 from stem_edge.system.process_memory import MemoryReader
@@ -34,21 +33,14 @@ class Subject:
     """A bundle or GGUF file to measure, its name in the report, and its options for loading."""
 
     name: str
-    kind: str  # key of KINDS
+    kind: str  # key of worker.KINDS
     path: str
     options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
 
-    @property
-    def module(self) -> str:
-        """Name of the Python module that the worker imports before it loads the model."""
-        engine = self.options.get("engine")
-        return KINDS[self.kind][0] if engine is None else loader_module(engine)
-
     def loading(self, context: int, threads: int) -> list[tuple[str, dict[str, Any]]]:
-        """Return (name, request to the worker process) of each phase of loading."""
+        """Return (name, arguments for the worker process) of each phase of loading."""
         load = {"kind": self.kind, "path": self.path, "options": self.options}
-        sizes = {"context": context, "threads": threads}
-        return [("start", {}), ("import", {"module": self.module}), ("load", load | sizes)]
+        return [("start", {}), ("load", load | {"context": context, "threads": threads})]
 
     @property
     def prepared(self) -> Path:
@@ -60,14 +52,6 @@ class Subject:
         path = Path(self.path)
         own = [path] if path.is_file() else files_in(path)
         return [*own, *files_in(self.prepared)]
-
-
-@dataclass(frozen=True)
-class WorkerAnswer:
-    seconds: float  # from the request to the answer
-    memory: PhaseMemory  # of the worker meanwhile
-    steps: list[float] = field(default_factory=list)  # seconds of each decode step
-    counters: dict[str, float] = field(default_factory=dict)
 
 
 class WorkerProcess:
@@ -89,16 +73,16 @@ class WorkerProcess:
             self.close()
             raise
 
-    def ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
-        """Send request `do` with arguments `what` to the worker; wait for the answer.
+    def ask(self, phase: str, **what: Any) -> Phase:
+        """Let the worker carry out a phase with arguments `what`; return its time and memory.
 
-        phase: for messages. The first request is timed from the start of the process. Raises the
-        worker's error, or StemEdgeError if the worker process ended.
+        The first phase is timed from the start of the process. Raises the worker's error, or
+        StemEdgeError if the worker process ended.
         """
         began, self._began = self._began or time.perf_counter(), 0.0
 
         def send() -> tuple[str, float]:
-            line = self._send(json.dumps({"do": do, **what}))
+            line = self._send(json.dumps({"do": phase, **what}))
             return line, time.perf_counter() - began
 
         try:
@@ -110,7 +94,7 @@ class WorkerProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise self._error(answer["type"], answer["error"], phase)
-        return WorkerAnswer(seconds, memory, **answer)
+        return Phase(phase, seconds, len(what.get("ids", ())), memory, **answer)
 
     def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
         known = getattr(errors, kind, None)

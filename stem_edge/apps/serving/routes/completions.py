@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.apps.answers.openai.completion import Asked, CompletionBody, prepare
+from stem_edge.apps.answers.openai.completion import Asked, CompletionBody
 from stem_edge.apps.serving.http import read, respond, until_left
 from stem_edge.apps.serving.reply import TOKEN_NBYTES
 from stem_edge.apps.serving.service import Service, service_of
@@ -22,7 +22,9 @@ async def completions(request: Request) -> Response:
     """Continue prompts, or return the log probabilities of the prompts' tokens, or both."""
     service = service_of(request)
     body = await read(request, CompletionBody)
-    asked = await service.run(lambda: _prepare(service, body), service.prompts)
+    service.compute.check(len(body.prompts()) * body.count)
+    model, texts = service.model, service.token_texts
+    asked = await service.run(lambda: body.asked(model, texts), service.prompts)
     if body.echo and body.logprobs is not None:
         await until_left(request, _score(service, asked, request.scope["hold"]))
     requests = asked.requests if asked.generates else []
@@ -52,13 +54,6 @@ def _add(
     """For each row of logits [n, V], append the next prompt token's log probability to `found`."""
     rows = zip(logits, prompt[len(found) :], strict=False)
     found.extend([token_logprobs(row, token, asked.body.logprobs or 0) for row, token in rows])
-
-
-def _prepare(service: Service, body: CompletionBody) -> Asked:
-    """Tokenize the prompts. Raises RefusalError if the queue is full, InputError for bad prompts."""
-    params, prompts = body.sampling(service.model), body.prompts()
-    service.compute.check(len(prompts) * body.count)
-    return prepare(service.model, service.token_texts, body, prompts, params)
 
 
 ROUTES = (Route("/v1/completions", completions, methods=["POST"]),)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stem_edge.commands.running.run.session import Session
 from stem_edge.errors import InputError
 from stem_edge.runtime.conversations.file import load_messages
@@ -19,7 +21,6 @@ from stem_edge.text_table import cut, fill, shown_lines
 EXIT = "/exit"
 ENDS = (EXIT, "/quit", "/bye")
 
-MOST_DIGITS = 30  # of a value for /set
 KEYS = '''\
 A message ends with its line. Lines between two lines of """ are one message. A message that begins with / needs a space before it.
 Ctrl-C stops an answer.'''
@@ -88,14 +89,13 @@ def _set(session: Session, text: str) -> None:
 
 def _number(field: str, text: str) -> float:
     """Parse `text` as the value of a field of SamplingParams. Raises InputError."""
-    kind = int if isinstance(RANGES[field][1], int) else float
+    kind = type(RANGES[field][1])
     try:
-        if len(text) > MOST_DIGITS:
-            raise ValueError
-        return kind(text)
+        return msgspec.convert(text, kind, strict=False)
     except ValueError:
+        whole = "whole " * (kind is int)
         raise InputError(
-            f"{field} is {shown(text)}; expected a {'whole ' * (kind is int)}number of at most {MOST_DIGITS} characters, like /set {field} 1"
+            f"{field} is {shown(text)}; expected a {whole}number, like /set {field} 1"
         ) from None
 
 

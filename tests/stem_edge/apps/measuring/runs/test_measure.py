@@ -21,7 +21,7 @@ from stem_edge.commands.main import main
 from stem_edge.runtime.backends.options import LoadOptions
 
 Capture = pytest.CaptureFixture[str]
-PHASES = ["start", "import", "load", "first", "prompt", "decode"]
+PHASES = ["start", "load", "first", "prompt", "decode"]
 SHORT = ["--prompt-tokens", "30", "-n", "4", "--rounds", "1"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by kind")
 
@@ -44,8 +44,9 @@ def test_every_subject_runs_all_phases_in_each_round(found: Report) -> None:
         assert len(result.rounds) == 2 and not result.failed
         for one in result.rounds:
             assert [phase.name for phase in one.phases] == PHASES
-            assert [phase.tokens for phase in one.phases] == [0, 0, 0, 16, 100, 20]
-            assert all(phase.seconds > 0 for phase in one.phases) and len(one.steps) == 20
+            assert [phase.tokens for phase in one.phases] == [0, 0, 16, 100, 20]
+            assert all(phase.seconds > 0 for phase in one.phases)
+            assert len(one.phases[-1].steps) == 20
     hits = [result.figures()["hit_rate"] for result in found.subjects.values()]
     assert hits[1] == 1 > hits[0] >= hits[2] > 0
     assert found.subjects["slots=40,overlap=false"].figures()["slots"] == 40
@@ -59,9 +60,10 @@ def test_memory_is_where_it_must_be(found: Report) -> None:
     for phase in one.phases:
         memory = phase.memory
         assert memory.peak_unevictable >= memory.at_end.unevictable
-    load, decode = one.phases[2], one.phases[-1]
+    load, decode = one.phases[1], one.phases[-1]
     assert load.memory.at_end.unevictable > one.phases[0].memory.at_end.unevictable
-    assert decode.kv_cache > load.kv_cache and decode.row_cache > 0
+    assert decode.counters["kv_nbytes"] > load.counters["kv_nbytes"]
+    assert decode.counters["row_cache_nbytes"] > 0
     assert not decode.memory.at_end.tables  # pread copies
 
 

@@ -16,7 +16,8 @@ from installed import DEMO
 from servers import wait_for
 
 from stem_edge.apps.measuring.runs import workers
-from stem_edge.apps.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
+from stem_edge.apps.measuring.runs.results import Phase
+from stem_edge.apps.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
@@ -40,8 +41,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Subject]:
     return make
 
 
-def load(worker: WorkerProcess, context: int = 16) -> list[WorkerAnswer]:
-    return [worker.ask(name, name, **what) for name, what in worker.subject.loading(context, 1)]
+def load(worker: WorkerProcess, context: int = 16) -> list[Phase]:
+    return [worker.ask(name, **what) for name, what in worker.subject.loading(context, 1)]
 
 
 def own_fds() -> int:
@@ -51,19 +52,18 @@ def own_fds() -> int:
 @pytest.mark.usefixtures("own_cache_folder")
 def test_a_whole_run() -> None:
     with WorkerProcess(demo()) as worker:
-        started, imported, loaded = load(worker, context=64)
-        prompts = [worker.ask("prompt", "prompt", ids=list(range(20))) for _ in range(2)]
-        decoded = worker.ask("decode", "decode", ids=[5, 6, 7])
-    assert started.seconds > 0 and started.counters == imported.counters == {}
+        started, loaded = load(worker, context=64)
+        prompts = [worker.ask("prompt", ids=list(range(20))) for _ in range(2)]
+        decoded = worker.ask("decode", ids=[5, 6, 7])
+    assert started.seconds > 0 and started.counters == {}
     assert loaded.counters["slots"] == 64 and loaded.counters["hits"] == 0
     counters = decoded.counters
     assert len(decoded.steps) == 3 and min(decoded.steps) > 0
     assert sum(decoded.steps) <= decoded.seconds
     assert counters["hits"] + counters["misses"] == 43 and counters["misses"] == 20
-    assert counters["filled_slots"] == 20
     assert min(counters[name] for name in ("planned", "bytes_read", "kv_nbytes")) > 0
     assert counters["row_cache_nbytes"] > 0
-    for answer in (started, imported, loaded, *prompts, decoded):
+    for answer in (started, loaded, *prompts, decoded):
         assert answer.memory.peak_unevictable >= answer.memory.at_end.unevictable > 0
     assert loaded.memory.at_end.unevictable > started.memory.at_end.unevictable
 
@@ -103,7 +103,7 @@ def test_what_is_no_error_of_ours_is_one_line_with_its_name(
     answer = f"print(json.dumps({{'error': {text!r}, 'type': {kind!r}}}), flush=True)"
     subject = scripted(ANSWERS + answer)
     with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError) as raised:
-        worker.ask("start", "start")
+        worker.ask("start")
     assert type(raised.value) is expected[0]
     assert expected[1] in str(raised.value) and "\n" not in str(raised.value)
 
@@ -125,7 +125,7 @@ def test_a_worker_that_is_killed_while_it_works(
         thread = threading.Thread(target=kill_when_watched)
         thread.start()
         with pytest.raises(StemEdgeError, match=f"in phase prompt: {words}"):
-            worker.ask("prompt", "prompt", ids=[1])
+            worker.ask("prompt", ids=[1])
         thread.join()
 
 
@@ -143,7 +143,7 @@ def ended(worker: WorkerProcess) -> bool:
 def test_close_leaves_no_process_no_file_and_no_thread() -> None:
     fds, threads = own_fds(), set(threading.enumerate())
     worker = WorkerProcess(demo())
-    worker.ask("start", "start")
+    worker.ask("start")
     worker.close()
     assert ended(worker)
     worker.close()  # again
