@@ -49,10 +49,9 @@ def growth(samples: Sequence[Sample]) -> Growth:
     warm = samples[int(WARM_UP * len(samples)) :]
     done, memory = np.array([[sample.done, sample.memory] for sample in warm], float).T
     slope = error = 0.0
-    if (spread := float(np.sum((done - done.mean()) ** 2))) and len(warm) > 2:
-        slope, start = np.polyfit(done, memory, 1)
-        rest = float(np.sum((memory - slope * done - start) ** 2))
-        error = (rest / (len(warm) - 2) / spread) ** 0.5
+    if len(warm) > 2:
+        (slope, _), covariance = np.polyfit(done, memory, 1, cov=True)
+        error = float(covariance[0, 0]) ** 0.5
     early, late = warm[: (len(warm) + 1) // 2], warm[len(warm) // 2 :]
     return Growth(
         float(slope) * 10_000,

@@ -1,7 +1,7 @@
 """Send a server thousands of requests, disconnect in every way, and check answers and resources.
 
     python tools/soak.py [BUNDLE] --minutes 60
-    python tools/soak.py BUNDLE --requests 2000 --json
+    python tools/soak.py BUNDLE --requests 2000
 
 Starts `stem-edge serve --exact`, so that an answer does not depend on other requests. Requests use both
 OpenAI interfaces, streamed or not, greedy or sampled, with stop texts, schemas and conversations. In a third
@@ -20,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -219,17 +219,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
     parser.add_argument("--requests", type=int, help="ask so often, instead of --minutes")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
     with stem_edge.load(args.bundle, threads=1, exact=True) as model:
         known = cases(model, CASES)
     infinite = float("inf")
     limits = (args.requests, infinite) if args.requests else (infinite, args.minutes)
-    options = ["--exact", "--sequences", str(args.sequences), "--threads", "1"]
-    with served(args.bundle, *options) as (port, pid):
+    with served(args.bundle, *["--exact", "--sequences", "8", "--threads", "1"]) as (port, pid):
         verdict = asyncio.run(soak(port, psutil.Process(pid), known, *limits))
-    print(json.dumps(asdict(verdict)) if args.json else verdict.line())
+    print(verdict.line())
     return 0 if verdict.good else 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tiers import slow_but
 from whole_model import forward
 
 import stem_edge
-from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.decode import decoding
@@ -137,12 +135,6 @@ def test_several_streams_without_per_layer_embeddings(
     expected = forward(config, backbone, {}, ids)
     with stem_edge.load(tmp_path / "bundle") as loaded:
         assert off(loaded.logits(ids), expected) < TOLERANCE_OF_GEMMA
-
-
-def test_the_report_of_a_bundle(bundle: Path) -> None:
-    report = bundle_table(stem_edge.open_bundle(bundle))
-    assert re.search(r"^  streams +4$", report, re.MULTILINE)
-    assert re.search(r"^  ple_records +300$", report, re.MULTILINE)
 
 
 def test_ids_beyond_the_table_have_its_first_row(bundle: Path) -> None:

@@ -119,8 +119,7 @@ def test_checkpoints_that_are_not_whole(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = str(qwen(tmp_path / "model").folder), str(tmp_path / "rows")
     assert main(["export", folder, out, "--tables-only", "--rows", "int4"]) == 0
-    assert "layer.1" in (said := capsys.readouterr().out)
-    assert "8 for each token" in said and "int4" in said
+    assert f"{out}: written; gather its rows" in capsys.readouterr().out
     for more in (["--type", "int8"], ["--rows", "fp16"]):
         assert main(["export", folder, out + "2", "--tables-only", *more]) != 0
     said = capsys.readouterr().err

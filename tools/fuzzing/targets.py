@@ -6,7 +6,6 @@ findings are in tests/data/fuzz/TARGET.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
@@ -28,9 +27,7 @@ from stem_edge.runtime.rows.files import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.special import dense_twin
 from stem_edge.tables.shards import open_table_store
-from stem_edge.tables.zarr_json import read_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
-from stem_edge.text.chat_worker import environment
 from stem_edge.text.tokenizer_gate import check_tokenizer
 from stem_edge.text.tool_calls.families import FAMILIES, Family
 from stem_edge.text.tool_calls.parser import CallParser
@@ -101,12 +98,6 @@ def _gguf(path: Path) -> None:
         raise CheckpointError(f"{path}: {type(error).__name__}; expected a tokenizer") from error
 
 
-def _template(path: Path) -> None:
-    source, *_ = read_template(path)
-    with contextlib.suppress(Exception):  # because chat_worker reports every exception
-        environment().parse(source)
-
-
 @lru_cache(maxsize=1)
 def chat_process(path: Path) -> ChatTemplate:
     """Return a cached process that renders chat templates, started with a valid template."""
@@ -151,12 +142,6 @@ def _no_json(constant: str) -> NoReturn:
 
 TARGETS = {
     "manifest": Target("a bundle's manifest.json", "manifest.json", mutants.change_json, _manifest),
-    "zarr": Target(
-        "a single zarr.json",
-        "zarr.json",
-        mutants.change_json,
-        read_json,
-    ),
     "store": Target(
         "a table store: zarr.json files, shards and their indexes, token index; reads 16 records",
         "tables",
@@ -182,14 +167,8 @@ TARGETS = {
         mutants.change_json,
         lambda path: check_tokenizer(path, 300),
     ),
-    "template": Target(
-        "the chat template in tokenizer_config.json, read and parsed",
-        "tokenizer_config.json",
-        mutants.change_template,
-        _template,
-    ),
     "chat": Target(
-        "the same, rendered in its own process (slower)",
+        "the chat template in tokenizer_config.json, rendered in its own process",
         "tokenizer_config.json",
         mutants.change_template,
         _chat,

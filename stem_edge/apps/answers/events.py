@@ -37,27 +37,22 @@ class AnswerEvents:
 
     def push(self, chunk: Chunk) -> Iterator[AnswerEvent]:
         """Yield the events of a chunk; the last event of an answer is `End`."""
-        for event in self._pieces(chunk):
-            self._called |= isinstance(event, Call)
-            yield event
-        if chunk.finish_reason is not None:
-            reason: Literal["stop", "tool_calls"] = "tool_calls" if self._called else "stop"
-            yield End("length" if chunk.finish_reason == "length" else reason)
-
-    def _pieces(self, chunk: Chunk) -> Iterator[AnswerEvent]:
         text, logprobs, ended = chunk.text, chunk.logprobs, chunk.finish_reason is not None
         if self._thoughts is not None:
             thought, text = self._thoughts.push(text, ended=ended)
             if thought:
                 yield Thought(thought)
-        if self._calls is None:
-            if text or logprobs:
-                yield Text(text, logprobs)
-            return
-        if logprobs:
-            yield Text("", logprobs)
-        for piece in self._calls.push(text, ended=ended):
+        calls: Sequence[str | Call] = ()
+        if self._calls is not None:
+            calls, text = self._calls.push(text, ended=ended), ""
+        if text or logprobs:
+            yield Text(text, logprobs)
+        for piece in calls:
+            self._called |= isinstance(piece, Call)
             yield Text(piece) if isinstance(piece, str) else piece
+        if ended:
+            reason: Literal["stop", "tool_calls"] = "tool_calls" if self._called else "stop"
+            yield End("length" if chunk.finish_reason == "length" else reason)
 
 
 class Whole:

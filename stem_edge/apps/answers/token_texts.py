@@ -22,9 +22,6 @@ class TokenTexts:
         self._start = len(model.detokenize(self._before))
         self._token = lru_cache(CACHED_TOKENS)(self._read)
 
-    def of(self, token_id: int) -> str:
-        return self._token(token_id)[0]
-
     def _read(self, token_id: int) -> tuple[str, tuple[int, ...]]:
         """Return a token's text, decoded after another token so that spaces stay, and its bytes."""
         text = self._model.detokenize([*self._before, token_id], skip_special_tokens=False)
@@ -50,7 +47,7 @@ class TokenTexts:
         offset: number of characters before these tokens.
         """
         ids = [each if isinstance(each, int) else each.token_id for each in found]
-        tokens, offsets = [self.of(token_id) for token_id in ids], list[int]()
+        tokens, offsets = [self._token(token_id)[0] for token_id in ids], list[int]()
         for token in tokens:
             offsets.append(offset)
             offset += len(token)
@@ -64,7 +61,7 @@ class TokenTexts:
     def _top(self, each: TokenLogprobs) -> Mapping[str, float]:
         """Return token text -> log probability, for the top tokens and the chosen token."""
         top = [*each.top, (each.token_id, each.logprob)]
-        return {self.of(token_id): _finite(logprob) for token_id, logprob in reversed(top)}
+        return {self._token(token_id)[0]: _finite(logprob) for token_id, logprob in reversed(top)}
 
 
 def _finite(logprob: float) -> float:

@@ -16,7 +16,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CONNECTIONS = 1000
+# Together below 1024, the usual limit of open files.
+MAX_CONNECTIONS = 900
 OTHER_FILES = 96  # open files in addition to connections: model, templates, new connections
 BACKLOG = 8  # connections that asyncio accepts in a row, before closed ones have freed their files
 QUEUE = 1024  # connections that wait to be accepted; a client beyond tries again after a second
@@ -125,7 +126,7 @@ class Server(uvicorn.Server):
 
 
 def room() -> int:
-    """Return the largest number of connections, after raising the limit of open files.
+    """Return the largest number of connections that the limit of open files allows.
 
     If a connection got no file descriptor, the event loop would try to accept it for ever.
     """
@@ -133,14 +134,10 @@ def room() -> int:
         return MAX_CONNECTIONS
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    wanted = MAX_CONNECTIONS + OTHER_FILES
-    files = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft < files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    return max(1, min(MAX_CONNECTIONS, max(soft, files) - OTHER_FILES))
+    return max(1, min(MAX_CONNECTIONS, files - OTHER_FILES))
 
 
 def log_to_stderr() -> None:

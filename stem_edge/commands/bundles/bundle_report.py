@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 
@@ -23,14 +22,6 @@ from stem_edge.graph.special.assistant import scored
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.shown import format_size, printable
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.text_table import cut
-
-WIDTH = 56
-# Fields of the model that have lines of their own, or that no reader of the table looks for.
-APART = {
-    *("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "stem_layers"),
-    *("max_context", "tied_head", "layer_kinds", "placeholders", "ranges", "bos_id", "eos_ids"),
-}
 
 
 def bundle_figures(bundle: Bundle) -> dict[str, object]:
@@ -78,22 +69,11 @@ def _model(manifest: Manifest) -> Rows:
     yield "parameters", f"{total:,}"
     yield "  in tables", f"{model.table_parameters:,} ({model.table_parameters / total:.0%})"
     yield "  active per token", f"{model.active_parameters:,}"
-    yield from _settings(manifest)
 
 
 def _sizes(model: ModelConfig, name: str) -> str:
     """Return the distinct values that a field has in the layers, as text like "256 or 512"."""
     return " or ".join(map(str, sorted({getattr(layer, name) for layer in model.layers})))
-
-
-def _settings(manifest: Manifest) -> Rows:
-    """Yield (name, value) of further model fields whose values are not the defaults."""
-    model = manifest.model
-    for field in msgspec.structs.fields(model):
-        value = getattr(model, field.name)
-        if field.name not in APART and value != field.default:
-            shown = json.dumps(msgspec.to_builtins(value))
-            yield f"  {field.name}", cut(shown.strip('"'), WIDTH, "...")
 
 
 def _storage(manifest: Manifest) -> Rows:

@@ -90,8 +90,6 @@ def _check_place(bundle: Bundle, path: Path, force: bool) -> None:
         raise InputError(
             f"{path}: inside the bundle, which is never changed; choose a path outside of it"
         )
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; choose another name")
     if not force and (path.exists() or path.is_symlink()):
         raise InputError(f"{path}: exists; choose another name with -o, or add --force")
 

@@ -21,8 +21,6 @@ from stem_edge.export.ngram_export import export_rows
 from stem_edge.export.quantization.calibration import JUDGED_TOKENS
 from stem_edge.graph.formats import ENGINES
 from stem_edge.runtime.planning import memory_plan
-from stem_edge.runtime.rows.ngram_rows import open_rows
-from stem_edge.shown import format_size
 from stem_edge.text.chat_template import has_template
 
 VERDICTS = (
@@ -122,12 +120,5 @@ def _run_rows(args: argparse.Namespace, given: dict[str, Any]) -> int:
         option = "--" + min(others).replace("_", "-")
         raise ExportError(f"{option} is for bundles, and --tables-only makes none; leave it out")
     out = export_rows(args.checkpoint, args.out, **given)
-    with open_rows(out) as rows:
-        for table in rows.tables:
-            keys = table.hash
-            print(
-                f"{out}: {table.name}, {format_size(table.nbytes)}: {keys.rows:,} rows of {table.width} "
-                f"values ({table.stored}), {keys.heads} for each token"
-            )
-    print(f"gather them: stem_edge.open_rows({str(out)!r}).rows(ids)")
+    print(f"{out}: written; gather its rows: stem_edge.open_rows({str(out)!r}).rows(ids)")
     return 0

@@ -8,7 +8,7 @@ import json
 import msgspec
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.commands.options.loading import add_loading
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
@@ -28,9 +28,7 @@ example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
-    )
+    parser.add_argument("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add_loading(parser, "tables", "cache_dir", "threads", "kv")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

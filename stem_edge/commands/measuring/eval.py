@@ -9,10 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.apps.measuring.quality.quality import Divergence, Quality, evaluate
-from stem_edge.bundle.edit_files.file import open_edit
-from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading
-from stem_edge.runtime.loading import open_or_make
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
@@ -48,10 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in (*OPTIONS, *LOADING)}
-    found = []
-    for bundle in map(pinned, args.bundles):
-        edits = [open_edit(open_or_make(bundle), edit) for edit in args.edit]
-        found.append(evaluate(bundle, edits=edits, **given))
+    found = [evaluate(bundle, edits=args.edit, **given) for bundle in args.bundles]
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0
 

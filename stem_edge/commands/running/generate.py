@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 
-from stem_edge.bundle.edit_files.file import open_edit
 from stem_edge.commands.options.answers import (
     add_sampling,
     add_text,
@@ -21,8 +20,6 @@ from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
-from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.loading import open_or_make
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 
@@ -51,16 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
-    bundle, edits = args.bundle, []
-    if args.edit:
-        from stem_edge.bundle.hub.fetch import pinned  # 20 ms, for edits alone
-
-        bundle = pinned(bundle)
-        opened = open_or_make(bundle, LoadOptions(**loading_options(args)))
-        edits = [open_edit(opened, edit) for edit in args.edit]
-    prompt = _prompt(args)
-    with load(bundle, **loading_options(args)) as model, model.edited(*edits):
+    params, prompt = sampling_params(args), _prompt(args)
+    with load(args.bundle, **loading_options(args)) as model, model.edited(*args.edit):
         check_grammar(model, params, args)
         if args.json:
             chunks = list(model.generate(prompt, params))

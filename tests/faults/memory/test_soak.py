@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -123,8 +123,7 @@ def test_short_generations_leak_nothing(engine: EngineName, generations: int, ti
 @only_linux
 def test_answers_of_a_server_are_those_in_process(capsys: pytest.CaptureFixture[str]) -> None:
     """So few requests tell nothing of leaks."""
-    soak.main([str(DEMO), "--requests", "120", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["counts"].keys() <= {"right", "left", "refused"}
-    assert found["counts"]["right"] > 40
-    assert found["samples"][-1]["done"] >= 120
+    soak.main([str(DEMO), "--requests", "120"])
+    said = capsys.readouterr().out
+    assert (right := re.search(r"120 requests in .* (\d+) right; memory", said)), said
+    assert int(right[1]) > 40

@@ -128,13 +128,7 @@ def test_contradicting_options_are_one_line(
     assert list(Path().iterdir()) == []
 
 
-def test_generate_refuses_edits_before_it_loads(
-    bundle: Path, tiny_bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*_: object, **__: object) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr("stem_edge.commands.running.generate.load", load)
+def test_generate_refuses_other_edits(bundle: Path, tiny_bundle: Path, capsys: Capture) -> None:
     stem_edge.make_edit(tiny_bundle, "a", "b").save("other.edit")
     Path("bad.edit").write_text("{")
     for name, message in (

@@ -17,7 +17,7 @@ import numpy as np
 
 from stem_edge.apps.measuring.quality.logit_source import open_reference, open_sources
 from stem_edge.apps.measuring.quality.scores import Scores, make_task, read_text, score
-from stem_edge.bundle.edit_files.file import Edit
+from stem_edge.bundle.edit_files.file import Edit, open_edit
 from stem_edge.bundle.hub.fetch import pinned
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F64
@@ -66,7 +66,7 @@ def evaluate(
     lines: bool = False,
     window: int | None = None,
     against: str | Path | None = None,
-    edits: Sequence[Edit] = (),
+    edits: Sequence[Edit | str | Path] = (),
     **options: Unpack[LoadKeywords],
 ) -> Quality:
     """Measure how well a bundle predicts a text: perplexity, bits per byte, divergence.
@@ -78,7 +78,8 @@ def evaluate(
     window: tokens seen at once. Windows overlap by half. Default: the model's context, up to 2048.
     against: reference to compare distributions with: a bundle, or a checkpoint that can be exported.
         numpy computes a checkpoint in float32, which is slow: each window reads the backbone again.
-    edits: edits of the bundle with scope everywhere, to see their side effects. `against` gets no edits.
+    edits: edits of the bundle with scope everywhere, or their files, to see their side effects. `against`
+        gets no edits.
     options: options of stem_edge.load, for the bundle; `against` runs on the CPU with defaults. memory
         limits both together; logits, and the arrays of a checkpoint's window, need memory in addition.
 
@@ -87,7 +88,8 @@ def evaluate(
     """
     bundle, against = pinned(bundle), None if against is None else pinned(against)
     opened = open_or_make(bundle)
-    if any(edit.scope != "everywhere" for edit in edits):
+    opened_edits = [open_edit(opened, edit) for edit in edits]
+    if any(edit.scope != "everywhere" for edit in opened_edits):
         raise InputError(
             "an edit at positions belongs to a prompt; give edits of scope everywhere only"
         )
@@ -96,7 +98,7 @@ def evaluate(
     chosen = LoadOptions(**options | {"context_length": task.window})
     title = f"scoring {bundle}"
     with Progress(task.nbytes, title, options.get("progress")) as bar, ExitStack() as stack:
-        engines, sources = open_sources(stack, bundle, chosen, reference, edits)
+        engines, sources = open_sources(stack, bundle, chosen, reference, opened_edits)
         per_token = task.nbytes / task.predicted
         scores, nats = score(task, sources, lambda tokens: bar.advance(tokens * per_token))
     likelihood = float(scores[0].likelihood.mean())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -97,7 +98,7 @@ def _load_once(subject: Subject, sizes: tuple[int, int], notify: Callable[[str],
     if subject.kind != "stem-edge" or subject.options.get("resident"):
         return
     notify(f"preparing {subject.name}")
-    with WorkerProcess(subject) as worker:
+    with closing(WorkerProcess(subject)) as worker:
         for name, what in subject.loading(*sizes):
             worker.ask(name, **what)
 
@@ -125,7 +126,7 @@ def _rounds(
         try:
             if cold:
                 drop_pages(subject.files())
-            with WorkerProcess(subject) as worker:
+            with closing(WorkerProcess(subject)) as worker:
                 result.rounds.append(_round(worker, subject.loading(*sizes), work))
         except StemEdgeError as error:
             first = subject is subjects[0] and not result.rounds

@@ -9,13 +9,13 @@ import json
 import os
 import sys
 import time
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
-# Kind of subject -> module and class of its model.
+# Kind of subject -> class of its model.
 KINDS = {
-    "stem-edge": ("stem_edge.apps.measuring.runs.stem", "StemEdge"),
-    "llama.cpp": ("stem_edge.apps.measuring.runs.llama", "LlamaModel"),
+    "stem-edge": "stem_edge.apps.measuring.runs.stem:StemEdge",
+    "llama.cpp": "stem_edge.apps.measuring.runs.llama:LlamaModel",
 }
 
 
@@ -24,9 +24,7 @@ def carry_out(model: Any, do: str, request: dict[str, Any]) -> tuple[Any, list[f
     steps = list[float]()
     match do:
         case "load":
-            module, name = KINDS[request.pop("kind")]
-            options = request.pop("options")
-            model = getattr(import_module(module), name)(**request, **options)
+            model = resolve_name(KINDS[request.pop("kind")])(**request.pop("options"), **request)
         case "first" | "prompt":
             model.clear()
             model.choose(request["ids"])

@@ -7,7 +7,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, cast
 
 from stem_edge import errors
 from stem_edge.apps.measuring.runs.results import Phase
@@ -128,9 +128,3 @@ class WorkerProcess:
         """End the process, which has nothing to save."""
         self._process.kill()
         self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,7 +51,7 @@ def own_fds() -> int:
 
 @pytest.mark.usefixtures("own_cache_folder")
 def test_a_whole_run() -> None:
-    with WorkerProcess(demo()) as worker:
+    with closing(WorkerProcess(demo())) as worker:
         started, loaded = load(worker, context=64)
         prompts = [worker.ask("prompt", ids=list(range(20))) for _ in range(2)]
         decoded = worker.ask("decode", ids=[5, 6, 7])
@@ -80,7 +80,7 @@ def test_a_whole_run() -> None:
 def test_an_error_of_the_engine_is_the_same_here(
     subject: Subject, error: type[StemEdgeError], words: str
 ) -> None:
-    with WorkerProcess(subject) as worker:
+    with closing(WorkerProcess(subject)) as worker:
         for _ in range(2):  # it stays alive and answers again
             with pytest.raises(StemEdgeError, match=words) as raised:
                 load(worker)
@@ -102,7 +102,7 @@ def test_what_is_no_error_of_ours_is_one_line_with_its_name(
 ) -> None:
     answer = f"print(json.dumps({{'error': {text!r}, 'type': {kind!r}}}), flush=True)"
     subject = scripted(ANSWERS + answer)
-    with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError) as raised:
+    with closing(WorkerProcess(subject)) as worker, pytest.raises(StemEdgeError) as raised:
         worker.ask("start")
     assert type(raised.value) is expected[0]
     assert expected[1] in str(raised.value) and "\n" not in str(raised.value)
@@ -116,7 +116,7 @@ def test_what_is_no_error_of_ours_is_one_line_with_its_name(
 def test_a_worker_that_is_killed_while_it_works(
     scripted: Scripted, ends: signal.Signals, words: str
 ) -> None:
-    with WorkerProcess(scripted(ANSWERS + "time.sleep(60)")) as worker:
+    with closing(WorkerProcess(scripted(ANSWERS + "time.sleep(60)"))) as worker:
 
         def kill_when_watched() -> None:
             wait_for(watched)
@@ -156,7 +156,7 @@ def test_a_worker_that_is_busy_is_killed(scripted: Scripted, interrupted: bool) 
     fds = own_fds()
     with (
         suppress(KeyboardInterrupt),
-        WorkerProcess(scripted("import time; time.sleep(60)")) as busy,
+        closing(WorkerProcess(scripted("import time; time.sleep(60)"))) as busy,
     ):
         if interrupted:
             raise KeyboardInterrupt
