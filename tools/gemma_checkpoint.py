@@ -11,7 +11,6 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,9 @@ from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
 )
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import CONTEXT, TABLE, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS
+from stem_edge.export.tensor_files.safetensors import WEIGHTS
 
 Tensors = dict[str, Tensor]
-SHARD_NBYTES = 2 << 30
 # Shapes that Google also trained for phones -> bits of a value in the per-layer embeddings.
 PACKED = {"gemma-4-e2b": 4, "gemma-4-e4b": 2}
 FLOATS = ("per_layer_model_projection", "norm", "layer_scalar")  # endings of float modules
@@ -108,20 +107,13 @@ def _pack(config: dict[str, Any], row_bits: int) -> dict[str, Any]:
     return config | {form.QUANTIZED: stated, "tie_word_embeddings": False}
 
 
-def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
+def write_gemma(out: Path, config: dict[str, Any]) -> Path:
     """Write a checkpoint with this config.json to the new folder `out`, and return `out`."""
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
     if "vocab_size" in config:  # an assistant has no tokenizer of its own
         write_tokenizer(out, config["vocab_size"])
-    shards = list(_shards(_tensors(config)))
-    weight_map: dict[str, str] = {}
-    for number, tensors in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _write_shard(out / file, tensors, seed)
-        weight_map |= dict.fromkeys(tensors, file)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    _write(out / WEIGHTS, _tensors(config))
     return out
 
 
@@ -172,17 +164,7 @@ def _packed(config: dict[str, Any], module: str, shape: tuple[int, ...]) -> Tens
     return {f"{module}.weight": codes, module + form.SCALE: scales} | steps
 
 
-def _shards(tensors: Tensors) -> Iterator[Tensors]:
-    shard: Tensors = {}
-    for name, tensor in tensors.items():
-        if shard and sum(one.nbytes for one in [*shard.values(), tensor]) > SHARD_NBYTES:
-            yield shard
-            shard = {}
-        shard[name] = tensor
-    yield shard
-
-
-def _write_shard(path: Path, tensors: Tensors, seed: int) -> None:
+def _write(path: Path, tensors: Tensors) -> None:
     header, at = dict[str, Any](), 0
     for name, tensor in tensors.items():
         end = at + tensor.nbytes
@@ -194,6 +176,6 @@ def _write_shard(path: Path, tensors: Tensors, seed: int) -> None:
         for name, tensor in tensors.items():
             # A packed head has the codes of its embedding, as transformers saves tied models.
             module = name.rpartition(".")[0].replace("lm_head", "model.embed_tokens")
-            random = np.random.default_rng([seed, zlib.crc32(module.encode())])
+            random = np.random.default_rng([0, zlib.crc32(module.encode())])
             for piece in tensor.pieces(random):
                 file.write(piece.tobytes())

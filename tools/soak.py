@@ -28,7 +28,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import psutil
-from growth import Growth, Sample, growth
+from growth import Sample, growth
 from served import HOST, served
 
 import stem_edge
@@ -172,32 +172,13 @@ def _piece(choice: dict[str, Any]) -> str:
     return str(choice.get("text") or message.get("content") or "")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Result of a soak: how the requests ended, and how the server's resources grew."""
-
-    counts: dict[str, int]
-    samples: list[Sample]
-    growth: Growth
-
-    @property
-    def good(self) -> bool:
-        """True if all complete answers are right, and no resource certainly grows."""
-        return set(self.counts) <= {"right", "left", "refused"} and self.growth.flat(MAX_SLOPE)
-
-    def line(self) -> str:
-        ends = ", ".join(f"{count:,} {end}" for end, count in sorted(self.counts.items()))
-        last = self.samples[-1]
-        return (
-            f"{last.done:,} requests in {last.seconds:.0f} s: {ends}; {self.growth.line(last)}: "
-            + ("good" if self.good else "NOT GOOD")
-        )
-
-
 async def soak(
     port: int, server: psutil.Process, known: list[Case], requests: float, minutes: float
-) -> Verdict:
-    """Send requests from CLIENTS clients at once until `requests` or `minutes` is reached."""
+) -> bool:
+    """Send requests from CLIENTS clients at once until `requests` or `minutes` is reached.
+
+    Print how they ended, and return True if all complete answers are right, and no resource certainly grows.
+    """
     counts, samples, started = Counter[str](), list[Sample](), time.monotonic()
     clients = [Client(port, known, number, counts) for number in range(CLIENTS)]
     seconds = 0.0
@@ -206,7 +187,12 @@ async def soak(
         await asyncio.sleep(0.3)  # until connections are closed
         seconds = time.monotonic() - started
         samples.append(_sample(server, counts.total(), seconds))
-    return Verdict(dict(counts), samples, growth(samples))
+    grown, last = growth(samples), samples[-1]
+    good = set(counts) <= {"right", "left", "refused"} and grown.flat(MAX_SLOPE)
+    ends = ", ".join(f"{count:,} {end}" for end, count in sorted(counts.items()))
+    print(f"{last.done:,} requests in {last.seconds:.0f} s: {ends}; {grown.line(last)}: ", end="")
+    print("good" if good else "NOT GOOD")
+    return good
 
 
 def _sample(server: psutil.Process, requests: int, seconds: float) -> Sample:
@@ -225,9 +211,8 @@ def main(arguments: list[str] | None = None) -> int:
     infinite = float("inf")
     limits = (args.requests, infinite) if args.requests else (infinite, args.minutes)
     with served(args.bundle, *["--exact", "--sequences", "8", "--threads", "1"]) as (port, pid):
-        verdict = asyncio.run(soak(port, psutil.Process(pid), known, *limits))
-    print(verdict.line())
-    return 0 if verdict.good else 1
+        good = asyncio.run(soak(port, psutil.Process(pid), known, *limits))
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,8 +10,6 @@ import torch
 from demo_model import DemoModel, logits_with_int4, next_token_loss
 from torch import Tensor
 from tqdm import tqdm
-
-REPORT_SECONDS = 60  # between updates of the progress bar if it is not on a terminal
 
 
 @dataclass(frozen=True)
@@ -36,23 +33,19 @@ def train(
         batches(packed(documents, length), recipe.batch_tokens, seed)
         for length in (recipe.row_tokens, model.config.max_seqlen)
     )
-    with progress(steps) as bar:
-        for step in range(steps):
-            done = step / steps
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * schedule(done)
-            is_finish = done >= 1 - recipe.finish_share
-            loss = batch_loss(model, next(long if is_finish else short), is_finish)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            bar.set_description_str(f"loss {loss.item():.3f}", refresh=False)
-            bar.update()
-
-
-def batch_loss(model: DemoModel, tokens: Tensor, with_int4: bool) -> Tensor:
-    return next_token_loss(logits_with_int4(model, tokens) if with_int4 else model(tokens), tokens)
+    for step in (bar := tqdm(range(steps))):
+        done = step / steps
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * schedule(done)
+        is_finish = done >= 1 - recipe.finish_share
+        tokens = next(long if is_finish else short)
+        logits = logits_with_int4(model, tokens) if is_finish else model(tokens)
+        loss = next_token_loss(logits, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        bar.set_description_str(f"loss {loss.item():.3f}", refresh=False)
 
 
 def make_optimizer(model: DemoModel, recipe: Recipe) -> torch.optim.Optimizer:
@@ -89,10 +82,3 @@ def batches(rows: Tensor, batch_tokens: int, seed: int) -> Iterator[Tensor]:
     while True:
         order = torch.randperm(len(rows), generator=generator)
         yield from (rows[ids] for ids in torch.split(order, size) if len(ids) == size)
-
-
-def progress(steps: int) -> tqdm[None]:
-    """Return a progress bar, updated once a minute if there is no terminal."""
-    bar = "step {n}  {desc}  {percentage:.0f}%  {elapsed} ({remaining} left)"
-    every = 0.1 if sys.stderr.isatty() else REPORT_SECONDS
-    return tqdm(total=steps, bar_format=bar, mininterval=every, maxinterval=every)
