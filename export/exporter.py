@@ -102,7 +102,7 @@ def export_bundle(
     threads: number of threads. Default: one for each CPU that this process may use.
     progress: show a progress bar on stderr. Default: a bar on a terminal, else a line every 10 seconds.
 
-    A killed export leaves a folder beside `out`; the next export removes it. Raises CheckpointError,
+    A killed export leaves a folder beside `out`; the next export removes it. Raises CheckpointError, InputError,
     ExportError (FarError if the bundle is too far from the checkpoint) and, with engine "ggml",
     BackendError if ggml is not installed; `out` is then unchanged.
     """

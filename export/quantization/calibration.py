@@ -8,59 +8,32 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import exact_logits
 from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.kv_peaks import kv_peaks
-from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.text.token_file import read_ids
 
 SHIPPED = Path(__file__).with_name("calibration.txt")  # used when the user gives no text
 JUDGED_TOKENS = 512  # last tokens of a text, on which the result is compared
-READ_CHARS = 1 << 20
 SEQUENCE_TOKENS = 512  # as in typical use; not more, to keep the memory of attention small
 
 
 def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_size: int) -> I64:
-    """Read the token ids of a calibration file. Raises ExportError.
+    """Read the token ids of a calibration file. Raises InputError.
 
     file: UTF-8 text, or ids as .npy or little-endian .int32; None: the text that stem-edge ships.
     """
     path = SHIPPED if file is None else Path(file)
-    try:
-        if not path.is_file():  # refuses pipes, too: reading one could wait for ever
-            raise ValueError("no such file")
-        if path.suffix == ".npy":
-            # Mapped first, so that memory is taken only for what the file holds.
-            ids = np.array(np.load(path, mmap_mode="r", allow_pickle=False)).reshape(-1)
-        elif path.suffix == ".int32":
-            ids = np.fromfile(path, "<i4")
-        else:
-            ids = _encode(Tokenizer.from_str(converted.json), path)
-    except Exception as error:  # numpy raises errors of many types for a damaged header
-        raise ExportError(
-            f"{path}: cannot read ({one_line(error, 160)}); give a text in UTF-8, or token ids as "
-            ".npy or .int32"
-        ) from error
-    if ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
-        raise ExportError(
-            f"{path}: expected token ids from 0 to {vocab_size - 1}; found "
-            f"{f'{ids.min()} to {ids.max()}' if len(ids) else 'none'}"
-        )
-    checked: I64 = ids.astype(np.int64)
-    return checked
 
+    def encode(text: str, _: bool) -> list[int]:
+        tokenizer = Tokenizer.from_str(converted.json)
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
-def _encode(tokenizer: Tokenizer, path: Path) -> I64:
-    """Encode a text file, some lines at a time: tokenizers need 100 bytes for each character."""
-    ids: list[I64] = [np.zeros(0, np.int64)]
-    with path.open(encoding="utf-8") as file:
-        while lines := file.readlines(READ_CHARS):
-            text = "".join(lines)
-            ids.append(np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64))
-    return np.concatenate(ids)
+    return read_ids(path, encode, vocab_size)
 
 
 def judged_ids(text_ids: I64, max_context: int) -> list[int]:

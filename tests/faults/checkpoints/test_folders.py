@@ -24,7 +24,7 @@ from torch_model import random_tensors
 
 import stem_edge
 from stem_edge.config import ModelConfig
-from stem_edge.errors import CheckpointError, ExportError
+from stem_edge.errors import CheckpointError, ExportError, InputError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.readers import read_checkpoint
@@ -325,4 +325,4 @@ def test_c16_hostile_token_ids(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "ids.npy"
     path.write_bytes(data)
     tokenizer = convert_tokenizer("bytes", None, add_bos=True)
-    refused(lambda: read_token_ids(path, tokenizer, 300), ExportError, path, kept=[tmp_path])
+    refused(lambda: read_token_ids(path, tokenizer, 300), InputError, path, kept=[tmp_path])

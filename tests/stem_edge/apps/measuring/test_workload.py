@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from installed import DEMO
 
-from stem_edge.apps.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
+from stem_edge.apps.measuring.workload import DEFAULT_TEXT, make_workload
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
@@ -74,12 +74,14 @@ def test_files_of_ids(bundle: Bundle, tmp_path: Path, dtype: type[np.integer]) -
     ids = np.array([5, 0, 1755], dtype)
     np.save(tmp_path / "a.npy", ids)
     ids.astype("<i4").tofile(tmp_path / "a.int32")
-    assert read_ids(tmp_path / "a.npy", bundle) == read_ids(tmp_path / "a.int32", bundle)
-    assert read_ids(tmp_path / "a.npy", bundle) == [5, 0, 1755]
+    for name in ("a.npy", "a.int32"):
+        found = make_workload(bundle, tmp_path / name, 2, 1)
+        assert found.prompt + found.following == [5, 0, 1755]
 
 
-NEITHER, NO_IDS = "neither a text in UTF-8 nor token ids in .npy or .int32", "no token ids found"
-FOREIGN = "ids from {} to {}, the bundle has 0 to 1755; they belong to another"
+UNREADABLE = "); give a text in UTF-8, or token ids as .npy or .int32"
+FOUND = "expected a flat list of token ids from 0 to 1755; found "
+NONE = FOUND + "none"
 
 
 @pytest.mark.parametrize(
@@ -87,20 +89,20 @@ FOREIGN = "ids from {} to {}, the bundle has 0 to 1755; they belong to another"
     [
         ("missing", None, "cannot read"),
         (".", None, "cannot read"),
-        ("latin.txt", b"\xff\xfe123", NEITHER),
-        ("cut.int32", b"\xff\xfe123", NEITHER),
-        ("empty.npy", b"", NEITHER),
-        ("archive.npy", [np.arange(3)], NEITHER),
-        ("pickled.npy", np.array([{}]), NEITHER),
-        ("empty.txt", b"", f"{NO_IDS}; expected a flat list"),
-        ("empty.int32", b"", NO_IDS),
-        ("no-ids.npy", np.ones(0, int), NO_IDS),
-        ("floats.npy", np.ones(3), NO_IDS),
-        ("matrix.npy", np.ones((2, 2), int), NO_IDS),
-        ("scalar.npy", np.array(5), NO_IDS),
-        ("negative.npy", np.array([-1, 5]), FOREIGN.format(-1, 5)),
-        ("foreign.npy", np.array([5, 1756]), FOREIGN.format(5, 1756)),
-        ("foreign.int32", np.array([70000], "<i4").tobytes(), FOREIGN.format(70000, 70000)),
+        ("latin.txt", b"\xff\xfe123", UNREADABLE),
+        ("cut.int32", b"\xff\xfe123", UNREADABLE),
+        ("empty.npy", b"", UNREADABLE),
+        ("archive.npy", [np.arange(3)], UNREADABLE),
+        ("pickled.npy", np.array([{}]), UNREADABLE),
+        ("empty.txt", b"", NONE),
+        ("empty.int32", b"", NONE),
+        ("no-ids.npy", np.ones(0, int), NONE),
+        ("floats.npy", np.ones(3), NONE),
+        ("matrix.npy", np.ones((2, 2), int), NONE),
+        ("scalar.npy", np.array(5), NONE),
+        ("negative.npy", np.array([-1, 5]), FOUND + "-1 to 5"),
+        ("foreign.npy", np.array([5, 1756]), FOUND + "5 to 1756"),
+        ("foreign.int32", np.array([70000], "<i4").tobytes(), FOUND + "70000 to 70000"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -116,5 +118,5 @@ def test_files_that_hold_no_tokens_of_this_model(
         with path.open("wb") as file:
             np.savez(file, *content)
     with pytest.raises(InputError, match=re.escape(words)) as raised:
-        read_ids(path, bundle)
+        make_workload(bundle, path)
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
