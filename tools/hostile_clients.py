@@ -51,11 +51,8 @@ class Target:
         return "reset"
 
     def post(self, path: str, body: bytes) -> str:
-        return self.status(request(path, body))
-
-
-def request(path: str, body: bytes) -> bytes:
-    return (POST.format(path) + f"Content-Length: {len(body)}\r\n\r\n").encode() + body
+        head = POST.format(path) + f"Content-Length: {len(body)}\r\n\r\n"
+        return self.status(head.encode() + body)
 
 
 def idle(target: Target) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Measures a process's memory by kind: anonymous, shared, or mapped files (backbone, tables).
+"""Measures a process's memory by kind: anonymous, shared, or mapped files.
 
 Too much anonymous memory gets a process killed; pages of files are taken back by the system.
 """
@@ -29,7 +29,6 @@ class Memory:
     anonymous: int  # not from files: Python's objects, the engine's buffers, KV cache, row cache
     swap: int | None = None
     backbone: int | None = None  # pages mapped from its files, as exported or prepared
-    tables: int | None = None  # 0 unless tables are read by mmap, because pread copies
     libraries: int | None = None  # pages mapped from code
     other_files: int | None = None
     shared: int | None = None  # shared with other processes, but not a file on disk
@@ -43,15 +42,12 @@ class Memory:
 class MemoryReader:
     """Reads the memory of one process. Methods raise OSError when the process has ended.
 
-    tables, backbone: files and folders whose mapped pages count as Memory.tables and .backbone.
+    backbone: files and folders whose mapped pages count as Memory.backbone.
     """
 
-    def __init__(
-        self, pid: int, tables: Sequence[Path] = (), backbone: Sequence[Path] = ()
-    ) -> None:
-        self._status, self._places = Path(f"/proc/{pid}/status"), list[tuple[str, str]]()
-        for kind, paths in (("tables", tables), ("backbone", backbone)):  # a bundle has both
-            self._places += [(kind, shown) for path in paths for shown in _as_shown(path)]
+    def __init__(self, pid: int, backbone: Sequence[Path] = ()) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        self._backbone = [shown for path in backbone for shown in _as_shown(path)]
         with _psutil_errors():
             self._process: Any = psutil.Process(pid)  # Any, because systems differ in its methods
 
@@ -84,9 +80,8 @@ class MemoryReader:
             return "shared"
         if not path.startswith("/"):
             return "anonymous"
-        for kind, place in self._places:
-            if path == place or path.startswith(place + "/"):
-                return kind
+        if any(path == place or path.startswith(place + "/") for place in self._backbone):
+            return "backbone"
         in_bin = path.rsplit("/", 2)[-2:-1] == ["bin"]
         return "libraries" if in_bin or LIBRARY.search(path) else "other_files"
 

@@ -75,12 +75,9 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
     def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: Any) -> str:
         """Return a usage line with `[options]` and the names of the positional arguments."""
-        forms = {"?": "[{}]", "+": "{} ...", "*": "[{} ...]"}
         if usage is None:
             positional = [one for one in actions if not one.option_strings]
-            names = (
-                forms.get(one.nargs, "{}").format(one.metavar or one.dest) for one in positional
-            )
+            names = (self._format_args(one, one.metavar or one.dest) for one in positional)
             words = " ".join(["usage: %(prog)s [options]", *names]) % {"prog": self._prog}
             return textwrap.fill(words, self._width, subsequent_indent="  ") + "\n\n"
         return super()._format_usage(usage, actions, groups, prefix)

@@ -18,12 +18,10 @@ SEGMENT = (
     f"s = SharedMemory(None, True, {SIZE}); b = s.buf; s.unlink()"
 )
 
-Kinds = tuple[list[Path], list[Path]]  # tables, backbone
-
 
 @pytest.fixture
-def kinds(tmp_path: Path) -> Kinds:
-    return [tmp_path / "bundle" / "tables.zarr"], [tmp_path / "bundle", tmp_path / "kept"]
+def backbone(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "bundle", tmp_path / "kept"]
 
 
 def a_file(path: Path, nbytes: int = SIZE) -> Path:
@@ -50,9 +48,9 @@ def kernel_resident(pid: int) -> tuple[int, int]:
 
 @LINUX
 def test_the_kinds_add_up_to_what_the_kernel_says(
-    program: Program, kinds: Kinds, tmp_path: Path
+    program: Program, backbone: list[Path], tmp_path: Path
 ) -> None:
-    reader = MemoryReader(program.pid, *kinds)
+    reader = MemoryReader(program.pid, backbone)
     program.map_file(a_file(tmp_path / "some.bin"))
     program.do(f"held.append(b'x' * {SIZE})")
     program.do(f"s = mmap.mmap(-1, {SIZE}); s[:] = b'x' * len(s)")
@@ -68,7 +66,6 @@ def test_the_kinds_add_up_to_what_the_kernel_says(
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
-        ("bundle/tables.zarr/c/0", "tables"),
         ("bundle/backbone.onnx.data", "backbone"),
         ("kept/prepared.onnx.data", "backbone"),
         ("kept-not/a.sorted", "other_files"),
@@ -77,9 +74,9 @@ def test_the_kinds_add_up_to_what_the_kernel_says(
     ],
 )
 def test_a_mapped_file_is_of_its_kind(
-    program: Program, kinds: Kinds, tmp_path: Path, place: str, kind: str
+    program: Program, backbone: list[Path], tmp_path: Path, place: str, kind: str
 ) -> None:
-    reader, path = MemoryReader(program.pid, *kinds), a_file(tmp_path / place)
+    reader, path = MemoryReader(program.pid, backbone), a_file(tmp_path / place)
     before = reader.memory()
     program.map_file(path)
     expected = {kind: pytest.approx(SIZE, rel=0.02)}
@@ -116,13 +113,16 @@ TOUCH = f"for at in range(0, {SIZE}, 4096): b[at] = 1"
 )
 def test_what_a_program_takes_is_of_its_kind(
     program: Program,
-    kinds: Kinds,
+    backbone: list[Path],
     tmp_path: Path,
     before: str,
     line: str,
     grown: dict[str, int],
 ) -> None:
-    reader, path = MemoryReader(program.pid, *kinds), a_file(tmp_path / "bundle/backbone.onnx.data")
+    reader, path = (
+        MemoryReader(program.pid, backbone),
+        a_file(tmp_path / "bundle/backbone.onnx.data"),
+    )
     program.map_file(path, "ACCESS_COPY")
     program.do(before)
     memory = reader.memory()
@@ -132,9 +132,9 @@ def test_what_a_program_takes_is_of_its_kind(
 
 
 @pytest.mark.parametrize("waited", [False, True])
-def test_a_process_that_has_ended(kinds: Kinds, waited: bool) -> None:
+def test_a_process_that_has_ended(backbone: list[Path], waited: bool) -> None:
     program = Program()
-    reader = MemoryReader(program.pid, *kinds)
+    reader = MemoryReader(program.pid, backbone)
     with program.process:
         assert reader.memory().anonymous
         program.process.kill()
@@ -148,4 +148,4 @@ def test_a_process_that_has_ended(kinds: Kinds, waited: bool) -> None:
             with pytest.raises(OSError):
                 ask()
     with pytest.raises(ProcessLookupError):
-        MemoryReader(program.pid, *kinds)
+        MemoryReader(program.pid, backbone)

@@ -53,8 +53,7 @@ class Quality:
     engine: str
     edits: int  # number of edits in effect
     ids_sha256: str  # of the token ids: perplexities over other tokens cannot be compared
-    log_likelihood: float  # mean over tokens, nats
-    perplexity: float  # exp(-log_likelihood)
+    perplexity: float  # exp of the mean of -log P(token)
     bits_per_byte: float
     divergence: Divergence | None
 
@@ -116,7 +115,6 @@ def evaluate(
         engine=str(engines[0]),
         edits=len(edits),
         ids_sha256=sha256(repr(task.token_ids).encode()).hexdigest(),
-        log_likelihood=likelihood,
         perplexity=math.exp(-likelihood),
         bits_per_byte=bits / task.nbytes,
         divergence=divergence,

@@ -53,10 +53,6 @@ class LlamaModel:
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
 
-    def counters(self) -> dict[str, float]:
-        """Return an empty dict, because llama.cpp has no counters."""
-        return {}
-
     def clear(self) -> None:
         """Empty the KV cache."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)

@@ -14,7 +14,6 @@ LABELS = {
     "anonymous": "anonymous",
     "swap": "swap",
     "backbone": "mapped: backbone",
-    "tables": "mapped: tables",
     "libraries": "mapped: libraries",
     "other_files": "mapped: other files",
     "shared": "shared",
@@ -35,7 +34,7 @@ COLUMNS = (
 )
 LEGEND = (
     "medians over the rounds; by step: by the median step; first: from nothing to a first token; anon: "
-    "peak of anonymous memory and swap; file: mapped from backbone and tables; slots: records that "
+    "peak of anonymous memory and swap; file: mapped from the backbone; slots: records that "
     "the row cache holds"
 )
 NO_COMPARISON = (

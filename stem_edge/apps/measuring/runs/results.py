@@ -24,12 +24,6 @@ class Phase:
     steps: list[float]  # seconds of each step, when decoding
     counters: dict[str, float]  # at the end; llama.cpp has none
 
-    @property
-    def mapped(self) -> int | None:
-        """Mapped bytes of backbone and tables at the end of the phase; None if unknown."""
-        at_end = self.memory.at_end
-        return None if at_end.backbone is None else at_end.backbone + (at_end.tables or 0)
-
 
 @dataclass(frozen=True)
 class Round:
@@ -50,7 +44,8 @@ class Round:
             "median_step": 1 / median(steps),
             "peak_anonymous": max(phase.memory.peak_unevictable for phase in self.phases),
         }
-        mapped = [phase.mapped for phase in self.phases if phase.mapped is not None]
+        backbones = (phase.memory.at_end.backbone for phase in self.phases)
+        mapped = [nbytes for nbytes in backbones if nbytes is not None]
         found |= {"mapped": max(mapped)} if mapped else {}
         return found | self._of_rows()
 

@@ -12,7 +12,6 @@ from typing import IO, Any, cast
 from stem_edge import errors
 from stem_edge.apps.measuring.runs.results import Phase
 from stem_edge.apps.measuring.sampler import sampled
-from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.names import PREPARED, cache_folder
 from stem_edge.system.child import SIGKILL, code_command
@@ -66,9 +65,8 @@ class WorkerProcess:
             text=True,
         )
         try:
-            path = Path(subject.path)
-            places = [path / TABLES], [path, subject.prepared]
-            self._reader = MemoryReader(self._process.pid, *places)
+            places = [Path(subject.path), subject.prepared]
+            self._reader = MemoryReader(self._process.pid, places)
         except BaseException:
             self.close()
             raise

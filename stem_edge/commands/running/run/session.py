@@ -31,7 +31,7 @@ class Session:
     quiet: bool
     explain: Callable[[str], str]
     failed: bool = False  # True if a message or a command was refused
-    files: set[Path] = field(default_factory=set)  # with this conversation, now or earlier
+    files: set[Path] = field(default_factory=set)  # that contain this conversation, now or earlier
 
     def send(self, text: str) -> None:
         """Print the answer to a message."""

@@ -12,7 +12,6 @@ import msgspec
 
 from stem_edge.commands.running.run.session import Session
 from stem_edge.errors import InputError
-from stem_edge.runtime.conversations.file import load_messages
 from stem_edge.runtime.sampling_params import RANGES
 from stem_edge.sampling import FILTERS
 from stem_edge.shown import printable, shown
@@ -101,12 +100,10 @@ def _number(field: str, text: str) -> float:
 
 def _save(session: Session, name: str) -> None:
     path = _path(name)
-    if path.exists():
-        load_messages(path)  # because another file must not be replaced
-        if path.resolve() not in session.files:
-            raise InputError(
-                f"{shown(name)} has another conversation; choose another name, or /load that first"
-            )
+    if path.exists() and path.resolve() not in session.files:
+        raise InputError(
+            f"{shown(name)} exists, and is not this conversation; choose another name, or /load it first"
+        )
     session.model.save_conversation(path, session.conversation)
     session.files.add(path.resolve())
     session.tell(f"saved {len(session.conversation.messages)} messages as {printable(name)}")

@@ -21,7 +21,7 @@ class FakeReader(MemoryReader):
 
     def memory(self) -> Memory:
         self._check()
-        return Memory(self.anonymous, swap=1, tables=self.files)
+        return Memory(self.anonymous, swap=1, backbone=self.files)
 
     def unevictable(self) -> int:
         self._check()
@@ -73,6 +73,6 @@ def test_peaks_are_those_of_the_work() -> None:
 
     found, memory = sampled(reader, load)
     assert (found, memory.peak_unevictable) == ("loaded", 101)
-    assert memory.at_end == Memory(20, swap=1, tables=5)
+    assert memory.at_end == Memory(20, swap=1, backbone=5)
     _, later = sampled(reader, lambda: None)
     assert later.peak_unevictable == 21

@@ -24,8 +24,8 @@ def test_requests_and_answers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
 
     with client_of(program) as client:
         wait_for(lambda: compute_of(program).loaded is not None)
-        values = [[1] * count for count in (100, 8_000, 20_000, 140_000)]
-        assert [status(other=each) for each in values] == [200, 200, 413, 400]
+        values = [[1] * count for count in (100, 8_000, 20_000)]
+        assert [status(other=each) for each in values] == [200, 200, 413]
         scored = {"n": 2, "echo": True, "max_tokens": 0}
         for more, expected in ({"n": 2}, 413), ({"n": 2, "stream": True}, 200), (scored, 413):
             assert status(**(ENDLESS | more)) == expected

@@ -64,7 +64,6 @@ def test_memory_is_where_it_must_be(found: Report) -> None:
     assert load.memory.at_end.unevictable > one.phases[0].memory.at_end.unevictable
     assert decode.counters["kv_nbytes"] > load.counters["kv_nbytes"]
     assert decode.counters["row_cache_nbytes"] > 0
-    assert not decode.memory.at_end.tables  # pread copies
 
 
 @pytest.mark.slow

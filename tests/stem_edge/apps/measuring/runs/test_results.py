@@ -21,7 +21,7 @@ def run(speed: float = 1.0, peak: int = 100) -> Round:
             name,
             at / speed,
             {"first": 16, "prompt": 100, "decode": 4}.get(name, 0),
-            PhaseMemory(Memory(50, 0, backbone=7, tables=at), peak + at),
+            PhaseMemory(Memory(50, 0, backbone=7 + at), peak + at),
             [s / speed for s in (1, 1, 2, 4)],
             counters.get(name, {}),
         )
