@@ -46,7 +46,10 @@ def main() -> None:
             try:
                 request = json.loads(line)
                 model, steps = carry_out(model, request.pop("do"), request)
-                answer = {"steps": steps, "counters": getattr(model, "counters", dict)()}
+                answer: dict[str, Any] = {
+                    "steps": steps,
+                    "counters": getattr(model, "counters", dict)(),
+                }
             except Exception as error:  # any error, because the parent process must learn of it
                 answer = {"error": str(error), "type": type(error).__name__}
             print(json.dumps(answer), file=out, flush=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -11,7 +9,7 @@ from starlette.routing import Route
 import stem_edge
 from stem_edge.apps.answers.refusals import RefusalError
 from stem_edge.apps.serving.compute import UNUSABLE
-from stem_edge.apps.serving.service import Service, service_of
+from stem_edge.apps.serving.service import service_of
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION, RANGES
 
@@ -48,33 +46,25 @@ async def props(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """Return the list of models, which contains only this server's model."""
-    return JSONResponse({"object": "list", "data": [_described(service_of(request))]})
-
-
-async def model(request: Request) -> Response:
-    """Describe the model. Raises RefusalError if the path names another model."""
-    service, name = service_of(request), request.path_params["name"]
-    if name != service.name:
+    """Describe the model, in a list if the path names none. Raises RefusalError for another name."""
+    service, name = service_of(request), request.path_params.get("name")
+    model = service.model
+    if name not in (None, service.name):
         told = f"there is no model {name!r} here; this is {service.name!r}"
         raise RefusalError(told, "model", status=404)
-    return JSONResponse(_described(service))
-
-
-def _described(service: Service) -> dict[str, Any]:
-    model = service.model
     about = {
         "n_vocab": model.config.vocab_size,
         "n_ctx": model.plan.context_length,
         "n_ctx_train": model.config.max_context,
     }
     described = {"id": service.name, "object": "model", "created": service.created}
-    return described | {"owned_by": "stem-edge", "meta": about}
+    described |= {"owned_by": "stem-edge", "meta": about}
+    return JSONResponse({"object": "list", "data": [described]} if name is None else described)
 
 
 ROUTES = (
     Route("/health", health),
     Route("/props", props),
     Route("/v1/models", models),
-    Route("/v1/models/{name:path}", model),
+    Route("/v1/models/{name:path}", models),
 )
