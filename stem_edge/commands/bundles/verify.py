@@ -16,8 +16,8 @@ from stem_edge.shown import format_size, printable
 COPY_AGAIN = "copy the bundle again from its source or export it again"
 DESCRIPTION = """\
 Compare every file of a bundle with the size and sha256 that its manifest lists.
-Print one line: that all files are as exported, or which files are not. Every load
-makes all other checks itself, such as whether the weights fit the model.
+Print a line for each file that is not as exported, or one line if all are. Every
+load makes all other checks itself, such as whether the weights fit the model.
 With --tables, the shards of the tables are left out: hash them where they are.
 
 The exit status is 0 if all is right, and 1 if not."""
@@ -40,13 +40,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": not wrong, "files": files}, indent=1))
         return 1 if wrong else 0
-    if not wrong:
-        without = ", without the shards of the tables" * (len(files) < len(entries))
-        print(f"{args.bundle}: {len(files)} files, {format_size(nbytes)}, as exported{without}")
-        return 0
-    first, *rest = wrong
-    print(*rest, sep="\n", end="\n" * bool(rest))
-    more = f" (and {len(rest)} more, above)" if rest else ""
-    raise BundleError(
-        f"{args.bundle}: not as exported: {first.partition('; ')[0]}{more}; {COPY_AGAIN}"
-    )
+    if wrong:
+        print(*wrong, sep="\n")
+        counts = f"{len(wrong)} of {len(files)} files are not as exported"
+        raise BundleError(f"{args.bundle}: {counts}; {COPY_AGAIN}")
+    without = ", without the shards of the tables" * (len(files) < len(entries))
+    print(f"{args.bundle}: {len(files)} files, {format_size(nbytes)}, as exported{without}")
+    return 0
