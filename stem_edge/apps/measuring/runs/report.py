@@ -92,8 +92,8 @@ def _phases(report: Report) -> list[str]:
     for kind, label in LABELS.items():
         rows += sizes(label, lambda phase, kind=kind: getattr(phase.memory.at_end, kind))  # type: ignore[misc]
         if kind == "anonymous":
-            rows += sizes("  in it: KV cache", lambda one: one.counters.get("kv_nbytes"))
-            rows += sizes("  in it: row cache", lambda one: one.counters.get("row_cache_nbytes"))
+            rows += sizes("  in it: KV cache", lambda one: one.counters.get("kv_nbytes", 0))
+            rows += sizes("  in it: row cache", lambda one: one.counters.get("row_cache_nbytes", 0))
     rows += sizes("peak, anon. and swap", lambda phase: phase.memory.peak_unevictable)
     return table(rows)
 
