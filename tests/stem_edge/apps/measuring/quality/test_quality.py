@@ -131,7 +131,7 @@ def test_an_exact_bundle_does_not_diverge_from_its_checkpoint(bundles: dict[str,
         for kind, source in pairs
     )
     assert exact is not None and coarse is not None and by_bundle is not None
-    assert exact.greatest < 1e-9
+    assert exact.greatest < 1e-6  # logits are float32
     assert exact.agreement == 1
     assert coarse.mean > 1e-3
     assert coarse.mean == pytest.approx(by_bundle.mean, rel=1e-4)
