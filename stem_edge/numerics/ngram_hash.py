@@ -8,7 +8,7 @@ hash of the last n token ids. The row numbers of a position are its keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Literal
 
 import msgspec
@@ -94,17 +94,11 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         past = len(text) - np.size(ids)
         seen = self._seen(text, past, class_of)
         keys = np.empty((len(text) - past, self.heads), np.int64)
-        for head, (order, size) in enumerate(zip(self.orders, self.sizes, strict=True)):
-            keys[:, head] = self._mixed(seen[:order], self.multipliers[head]) % size
-        return keys + np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
-
-    def _mixed(self, seen: Sequence[I64], multipliers: Sequence[int]) -> I64:
-        products = [ids * number for ids, number in zip(seen, multipliers, strict=True)]
         mix = np.bitwise_xor if self.mixing == "xor" else np.add
-        total = products[0]
-        for product in products[1:]:
-            total = mix(total, product)
-        return total
+        for head, (size, numbers) in enumerate(zip(self.sizes, self.multipliers, strict=True)):
+            products = [ids * number for ids, number in zip(seen, numbers, strict=False)]
+            keys[:, head] = reduce(mix, products) % size
+        return keys + np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
 
     def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
         """Return the ids (or classes) of text[past:], and those 1, 2, ... positions earlier, one array each."""

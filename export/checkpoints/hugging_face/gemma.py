@@ -34,11 +34,9 @@ class Gemma(Windowed, kw_only=True, dict=True):
     """Keys of config.json (or its text_config) that Gemma 3, 3n and 4 share."""
 
     # Values that differ between the families.
-    family: ClassVar[str]
     multimodal: ClassVar[str]  # model_type of a multimodal model
     # Meaning of a placeholder token -> (key of config.json that holds its id, default id).
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
-    PATTERN: ClassVar[int] = 6  # without layer_types, one layer in this many has full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
     MODULES: ClassVar[Names] = Names(NAMES.top, LAYER)
     # Not keys of config.json: `outer` sets these fields for a multimodal model.
@@ -50,16 +48,11 @@ class Gemma(Windowed, kw_only=True, dict=True):
     dtype: str | None = None
     torch_dtype: str | None = None
 
-    def __post_init__(self) -> None:
-        span = getattr(self, "sliding_window_pattern", self.PATTERN)  # a key of Gemma 3
-        numbers = range(1, self.num_hidden_layers + 1)
-        self.layer_types = self.layer_types or [SLIDING if n % span else FULL for n in numbers]
-
     def expect(self, key: str, *wanted: object) -> None:
         """Raise ValueError unless the value of `key` is one of `wanted`."""
         if (found := getattr(self, key)) not in wanted:
             raise ValueError(
-                f"{key} is {one_line(repr(found))}; of {self.family} models, only those with "
+                f"{key} is {one_line(repr(found))}; of {type(self).__name__} models, only those with "
                 f"{' or '.join(map(repr, wanted))} are supported"
             )
 

@@ -22,7 +22,6 @@ OLDER_INSIDE = "language_model.model."  # of multimodal models before transforme
 
 
 class Gemma3(Gemma, kw_only=True):
-    family = "Gemma 3"
     multimodal = "gemma3"
     PLACEHOLDERS: ClassVar = {"an image": ("image_token_index", 262_144)}
     sliding_window_pattern: Layers
@@ -31,7 +30,8 @@ class Gemma3(Gemma, kw_only=True):
     query_pre_attn_scalar: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        span, numbers = self.sliding_window_pattern, range(1, self.num_hidden_layers + 1)
+        self.layer_types = self.layer_types or [SLIDING if n % span else FULL for n in numbers]
         if self.rope_parameters and self.rope_scaling:
             raise ValueError("both rope_scaling and rope_parameters are given; expected one")
 

@@ -28,11 +28,9 @@ OWN_LAYER = PLE_LAYER | {
 }
 STREAMS = {"altup_in": "altup_projections", "altup_out": "altup_unembed_projections"}
 SCALE = "altup.correct_output_scale"
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # defaults without activation_sparsity_pattern
 
 
 class Gemma3n(GemmaPle, kw_only=True):
-    family = "Gemma 3n"
     multimodal = "gemma3n"
     # Includes the end tokens, because the towers embed all ids beyond the table.
     PLACEHOLDERS: ClassVar = {
@@ -41,12 +39,11 @@ class Gemma3n(GemmaPle, kw_only=True):
         "sound": ("audio_token_id", 262_273),
         "the end of sound": ("eoa_token_id", 262_272),
     }
-    PATTERN = 5
     MODULES = Names(TOP, OWN_LAYER)
     TENSORS: ClassVar = {"ple_gate_scale": SCALE}
     hidden_size_per_layer_input: Annotated[int, Meta(ge=1)]
     rope_local_base_freq: float = 10_000.0  # as older versions of transformers write it
-    activation_sparsity_pattern: list[float] | None = None
+    activation_sparsity_pattern: list[float]
     altup_num_inputs: Annotated[int, Meta(ge=2)]
     altup_active_idx: int
     altup_correct_scale: bool
@@ -66,11 +63,8 @@ class Gemma3n(GemmaPle, kw_only=True):
 
     def kinds(self) -> Iterator[LayerKind]:
         yield from super().kinds()
-        sparse = SPARSE_LAYERS if self.num_hidden_layers > SPARSE_LAYERS else 0
-        shares = [SPARSITY] * sparse + [0.0] * (self.num_hidden_layers - sparse)
-        if self.activation_sparsity_pattern is not None:
-            given = self.activation_sparsity_pattern
-            shares = self.for_each("activation_sparsity_pattern", given)
+        given = self.activation_sparsity_pattern
+        shares = self.for_each("activation_sparsity_pattern", given)
         for share, layers in groups(shares).items():
             if share:
                 yield LayerKind(layers=layers, sparsity=share)

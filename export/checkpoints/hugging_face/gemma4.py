@@ -16,7 +16,6 @@ from stem_edge.export.tensor_files.json import one_line
 
 
 class Gemma4(GemmaPle, kw_only=True):
-    family = "Gemma 4"
     multimodal = "gemma4"
     PLACEHOLDERS: ClassVar = {
         "an image": ("image_token_id", 258_880),

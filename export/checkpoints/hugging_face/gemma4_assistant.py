@@ -22,7 +22,6 @@ TOKENS, HEAD = "masked_embedding.token_ordering", "lm_head.weight"
 class Gemma4Assistant(Gemma4, kw_only=True):
     """Keys of the assistant's config.json and of its text_config."""
 
-    family = "Gemma 4 assistant"
     known_as = "gemma4_text"
     multimodal: ClassVar[str] = ""
     use_ordered_embeddings: bool = False

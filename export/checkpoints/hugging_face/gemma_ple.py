@@ -46,7 +46,6 @@ class GemmaPle(Gemma, kw_only=True):
     num_kv_shared_layers: int
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.expect("rope_scaling", None)
 
     def extras(self) -> dict[str, Any]:

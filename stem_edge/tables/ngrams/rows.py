@@ -100,11 +100,6 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         layout = RecordLayout(records=self.pages, layers=(0,), parts=words, row_type="fp16")
         return TableFormat(tokens=self.pages, stored=layout)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the table on flash, without the zarr.json files."""
-        return self.format.nbytes
-
     def values(self, rows: U8) -> F32:
         """Decode stored rows [n, row_nbytes] to float32 [n, width]."""
         if self.stored not in FLOAT_NBYTES:

@@ -44,7 +44,7 @@ class NgramFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def nbytes(self) -> int:
         """Bytes of all tables on flash, without the zarr.json files."""
-        return sum(table.nbytes for table in self.tables)
+        return sum(table.format.nbytes for table in self.tables)
 
 
 class NgramStore(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the usual layers": {"layer_types": None, "num_kv_shared_layers": 0},
     "no full attention": {"layer_types": [SLIDING] * 6},
     "full attention": {"layer_types": [FULL] * 6},
-    "no sparsity": {"activation_sparsity_pattern": None},
+    "no sparsity": {"activation_sparsity_pattern": [0.0] * 6},
     "the second stream is active": {"altup_active_idx": 1},
     "the last stream is active": {"altup_active_idx": 3, "altup_correct_scale": False},
     "the active stream is not scaled": {"altup_correct_scale": False},
