@@ -98,7 +98,7 @@ class Request:
     ) -> None:
         self.prompt, self.lookups, self.length = prompt, lookups, length
         self.params, self.constraint, self.score = params, constraint, score
-        self.cancelled = False  # set by any thread
+        self.cancelled = False  # any thread may set it; the next step ends the request
         self.begun = False  # it has a context
         self.ended = False  # no more chunks come
         self.seen = list[int]()  # prompt and answer so far, once it has begun

@@ -77,13 +77,6 @@ class Scheduler(Loop):
             request.end()
             raise InputError("this scheduler is closed; make another")
 
-    def cancel(self, request: Request) -> None:
-        """End a request. Any thread may call it. A running step may still yield chunks of it.
-
-        The next step removes it from the queue or from the running sequences.
-        """
-        request.cancelled = True
-
     def check_usable(self) -> None:
         self._engine.check_usable()
 

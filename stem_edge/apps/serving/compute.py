@@ -209,7 +209,7 @@ class Compute:
 
     def _leave(self, request: Request) -> None:
         """Cancel an answer after its client has left, unless it has ended."""
-        request.cancelled = True  # the next step removes it
+        request.cancelled = True
         self._deliver.pop(request, None)
 
     def _end_all(self, told: RefusalError) -> None:
