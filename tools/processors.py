@@ -115,7 +115,9 @@ def run_emulated(model: str, arguments: Sequence[str]) -> int:
         make_root(root)
         ready.write_text(wheels)
     shutil.copy(emulator, root / "emulator")
-    _compile_launcher(root / "usr" / "bin" / "python3", model)
+    # A native program, which the emulated Python takes for its executable, to start other processes.
+    compiler = ["cc", "-static", "-x", "c", "-o", str(root / "usr/bin/python3"), "-"]
+    subprocess.run(compiler, input=LAUNCHER % model, text=True, check=True)
     shutil.rmtree(root / "src", ignore_errors=True)
     for name in known_files():
         target = root / "src" / name
@@ -167,15 +169,6 @@ def requirements() -> list[str]:
     extras = project["optional-dependencies"]
     own = [name for name in extras["dev"] if name.startswith(("pytest", "hypothesis", "onnx"))]
     return [*own, *project["dependencies"], "zarr"]
-
-
-def _compile_launcher(path: Path, model: str) -> None:
-    """Compile a native program that starts the emulated Python.
-
-    The emulated Python must believe that this program is its executable, to start other processes.
-    """
-    compiler = ["cc", "-static", "-x", "c", "-o", str(path), "-"]
-    subprocess.run(compiler, input=LAUNCHER % model, text=True, check=True)
 
 
 def main() -> int:
