@@ -47,8 +47,7 @@ class Context:
         self.position = 0  # tokens processed
         self.joined = False  # True while a batch decodes this context
         self.length = backend.length  # most tokens of prompt and answer together
-        self.nbytes = 0  # bytes that its KV cache takes, or is about to take
-        self.reserved = 0  # tokens that fit in nbytes
+        self.reserved = 0  # tokens that its KV cache has memory for, or is about to have
 
     @property
     def room(self) -> int:
@@ -78,8 +77,15 @@ class Context:
     @property
     def growth(self) -> int:
         """Most bytes that the KV cache can still add to `nbytes` until the context is full."""
-        tokens = min(in_steps(self.length), self.backend.length)
-        return max(0, self.backend.nbytes_of(tokens) - self.nbytes)
+        return max(0, self._nbytes_of(in_steps(self.length)) - self.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the KV cache takes, or is about to take. Going back to an earlier position frees none."""
+        return self._nbytes_of(max(self.reserved, self.backend.filled))
+
+    def _nbytes_of(self, tokens: int) -> int:
+        return self.backend.nbytes_of(min(tokens, self.backend.length))
 
     def copy(self, other: Context | None, tokens: int) -> None:
         """Fill this empty context with the keys and values of the first `tokens` tokens of `other`.
@@ -91,17 +97,11 @@ class Context:
             self.position = tokens
 
     def settle(self) -> None:
-        """Free the latest logits, and set `nbytes` to the memory that the KV cache takes now."""
+        """Free the latest logits, and reserve no more memory than the tokens that are in the KV cache need."""
         self.backend.rest()
-        self.nbytes, self.reserved = self.backend.nbytes, 0
-        self.reserve(self.position)
+        self.reserved = in_steps(self.position)
 
     def reserve(self, tokens: int) -> None:
-        """Raise `nbytes` to the memory that the context needs for `tokens` tokens.
-
-        `nbytes` never decreases here, because going back to an earlier position frees no memory.
-        """
+        """Count the memory that the context needs for `tokens` tokens."""
         if tokens > self.reserved:
             self.reserved = in_steps(tokens)
-            nbytes = self.backend.nbytes_of(min(self.reserved, self.backend.length))
-            self.nbytes = max(self.nbytes, nbytes)

@@ -47,10 +47,7 @@ class BackendContext(Protocol):
     """KV cache of one sequence."""
 
     length: int  # tokens it can hold
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the KV cache takes so far."""
+    filled: int  # tokens that its memory was written for so far
 
     def nbytes_of(self, tokens: int) -> int:
         """Return the bytes that the KV cache takes once `tokens` tokens are in it."""

@@ -51,11 +51,7 @@ class KvCache(BackendContext):
         # [layer], each a tensor [n_kv_heads * head_dim, cells]
         self.type, self.keys, self.values = kind, made[0::2], made[1::2]
         self._cells = [(2 * kind.row_nbytes(width), cells) for width, cells in lines]
-        self._filled = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.nbytes_of(self._filled)
+        self.filled = 0
 
     def nbytes_of(self, tokens: int) -> int:
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
@@ -97,8 +93,8 @@ class KvCache(BackendContext):
             ring.advance(position, count)
 
     def fill(self, tokens: int) -> None:
-        """Record that the cells of the first `tokens` tokens are written, so that `nbytes` includes them."""
-        self._filled = max(self._filled, tokens)
+        """Record that the cells of the first `tokens` tokens are written."""
+        self.filled = max(self.filled, tokens)
 
 
 class Ring:

@@ -116,10 +116,6 @@ class OrtContext:
         # with logits. The first context of a step has the results of all the step's contexts.
         self.results, self.first_result = dict[str, F32](), 0
 
-    @property
-    def nbytes(self) -> int:
-        return self.nbytes_of(self.filled)
-
     def nbytes_of(self, tokens: int) -> int:
         return self.own.nbytes_of(tokens)
 

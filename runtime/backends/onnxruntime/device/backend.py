@@ -87,7 +87,7 @@ class DeviceBackend:
 class DeviceContext:
     """The KV cache and hidden states of one sequence on a device; see BackendContext."""
 
-    earliest = settled = 0
+    earliest = settled = filled = 0
 
     def __init__(self, backend: DeviceBackend, length: int) -> None:
         self.length, self._config, self._memory = length, backend.config, backend.memory
@@ -106,12 +106,8 @@ class DeviceContext:
     def __del__(self) -> None:
         self._memory.retire([self._kv, self._graphs])  # not freed here: this may be any thread
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self._kv.values())
-
     def nbytes_of(self, tokens: int) -> int:
-        return self.nbytes
+        return sum(array.nbytes for array in self._kv.values())
 
     def resumes(self, tokens: int) -> Resumes:
         return ""  # the bound part of the KV cache, which may affect rounding, depends on earlier steps

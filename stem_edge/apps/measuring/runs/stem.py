@@ -45,5 +45,5 @@ class StemEdge:
             "planned": plan.total,
             "slots": plan.slots,
             "row_cache_nbytes": filled * slot_nbytes,
-            "kv_nbytes": self._context.backend.nbytes,
+            "kv_nbytes": self._context.nbytes,
         }
