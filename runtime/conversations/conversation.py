@@ -76,7 +76,9 @@ class Conversation:
         self, history: list[Object], params: SamplingParams | None, options: SamplingOptions
     ) -> Generator[Chunk]:
         self.close()
-        ids, params, parser = self.prompt(history), params_of(params, options), None
+        self._model.engine.check_usable()
+        ids = self._model.chat.ids(history, template_arguments=self._template_arguments)
+        params, parser = params_of(params, options), None
         thoughts = self._model.chat.thoughts if params.grammar is None else None
         if thoughts is not None:
             kept = (*params.kept_special_tokens, *thoughts.special)
@@ -108,18 +110,6 @@ class Conversation:
                 yield chunk
         finally:
             chunks.close()
-
-    def prompt(self, messages: list[Object]) -> list[int]:
-        """Return the token ids of messages, rendered by the chat template up to the start of an answer."""
-        model = self._model
-        model.engine.check_usable()
-        if model.has_chat_template:
-            text: str = model.chat_prompt(messages, template_arguments=self._template_arguments)
-        else:
-            text = "".join(message["content"] for message in checked_messages(messages))
-        if not text:
-            raise InputError("the conversation is empty; give some text")
-        return model.tokenize(text)
 
     def close(self) -> None:
         """Stop an answer that is still being generated. The conversation can continue."""

@@ -86,6 +86,24 @@ class Chat:
             rendered(given, add_generation_prompt, tools=offered, arguments=arguments)
         )
 
+    def ids(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of messages: rendered by the chat template or, if there is none, joined.
+
+        Raises InputError for messages without text, and the errors of `prompt`.
+        """
+        if self.has_template:
+            text: str = self.prompt(messages, tools=tools, template_arguments=template_arguments)
+        else:
+            text = "".join(message["content"] for message in checked_messages(messages))
+        if not text:
+            raise InputError("the messages have no text; give some")
+        return self._codec.encode(text, special_tokens_in_text=False)
+
     def _refuse_special(self, name: str, value: object) -> None:
         for where, text in texts(name, value):
             if token := self._codec.special_in(text):

@@ -172,7 +172,7 @@ def test_without_a_template_contents_are_joined(monkeypatch: pytest.MonkeyPatch)
         joined = model.tokenize(f"{FRANCE}{answer} <|fim_prefix|>")
         assert asked == [model.tokenize(FRANCE), joined]
         assert 1502 not in joined
-        refused(lambda: model.conversation().send(""), InputError, "the conversation is empty")
+        refused(lambda: model.conversation().send(""), InputError, "the messages have no text")
     refused(lambda: conversation.send(SPAIN), InputError, "closed")
 
 

@@ -15,7 +15,7 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scheduling.request import Request
-from stem_edge.text.messages import checked_messages, checked_tools
+from stem_edge.text.messages import checked_tools
 from stem_edge.text.thoughts import LAST_TOKENS
 from stem_edge.text.tool_calls.families import Family
 from stem_edge.text.tool_calls.grammar import calls_grammar
@@ -47,7 +47,11 @@ def prepare(
     check_grammar(model, params, grammar_field)
     offered = checked_tools(tools) if choice != "none" else None
     must_call = choice == "required" or tool_name is not None
-    ids = prompt_ids(model, messages, offered, template_arguments)
+    if not messages:
+        raise RefusalError("messages is empty; give at least one message", "messages")
+    if offered and not model.has_chat_template:
+        raise RefusalError("this model has no chat template, so it takes no tools", "tools")
+    ids = model.chat.ids(messages, offered, template_arguments)
     family = _family(model, params) if offered else None
     if family is not None and offered:
         if must_call:
@@ -90,26 +94,6 @@ def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
         seed = None if params.seed is None else (params.seed + number) % 2**64
         vars(each).update(seed=seed, biases=params.biases)
     return found
-
-
-def prompt_ids(
-    model: Model,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    template_arguments: Mapping[str, Any] | None,
-) -> list[int]:
-    """Tokenize messages: formatted by the chat template or, if the model has none, joined."""
-    if not messages:
-        raise RefusalError("messages is empty; give at least one message", "messages")
-    if not model.has_chat_template:
-        if tools:
-            raise RefusalError("this model has no chat template, so it takes no tools", "tools")
-        joined = "".join(message["content"] for message in checked_messages(messages))
-        if not joined:
-            raise RefusalError("the messages have no text; give some", "messages")
-        return model.tokenize(joined)
-    text = model.chat_prompt(messages, tools=tools, template_arguments=template_arguments)
-    return model.tokenize(text)
 
 
 @contextmanager
