@@ -49,7 +49,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
     warm = samples[int(WARM_UP * len(samples)) :]
     done, memory = np.array([[sample.done, sample.memory] for sample in warm], float).T
     slope = error = 0.0
-    if len(warm) > 2:
+    if len(warm) > 2 and np.ptp(done):
         (slope, _), covariance = np.polyfit(done, memory, 1, cov=True)
         error = float(covariance[0, 0]) ** 0.5
     early, late = warm[: (len(warm) + 1) // 2], warm[len(warm) // 2 :]
