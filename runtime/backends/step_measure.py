@@ -42,14 +42,18 @@ class MeasuredSteps:
             for size in SIZES
         )
 
+    def seconds(self, size: int) -> float:
+        """Return the time of a step of `size` tokens."""
+        self._step(self._before, 1)  # as in use: steps of other sizes follow steps of one
+        started = time.perf_counter()
+        self._step(self._before, size)
+        return time.perf_counter() - started
+
     def costs(self) -> StepCosts:
         least = dict.fromkeys((1, *SIZES), np.inf)
         for _ in range(ROUNDS):
             for size in least:
-                self._step(self._before, 1)  # as in use: steps of other sizes follow steps of one
-                started = time.perf_counter()
-                self._step(self._before, size)
-                least[size] = min(least[size], time.perf_counter() - started)
+                least[size] = min(least[size], self.seconds(size))
         # No step takes less than a smaller one.
         times = np.maximum.accumulate([*least.values()]) / least[1]
         return StepCosts(

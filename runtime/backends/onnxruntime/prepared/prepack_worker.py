@@ -17,7 +17,6 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.hashing import sha256_of
@@ -45,8 +44,9 @@ from stem_edge.system.child import end_with_parent
 from stem_edge.system.memory import give_back_freed_blocks
 from stem_edge.tables.windows import last_rows
 
-# In larger layers, two tokens take little longer than one, because reading the matrices takes most of the time.
-LAYER_NBYTES = 4 << 20
+# Loads pad single tokens to two if a step takes at most this many times as long. An assistant's drafts need padding.
+PADDING, PADDING_FOR_ASSISTANT = 1.05, 1.25
+PADDING_ROUNDS = 8  # measurements of both steps in turns, of which the fastest count
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
@@ -94,33 +94,24 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     graphs = prepared.graph_sources(bundle, prefill=False, kv=kv)
     apart_steps = prepared.apart_steps
     backend = OrtBackend(config, graphs, slots, threads, kv, apart_steps, rows="any", sparing=True)
-    steps = MeasuredSteps(backend, ids, rows)
+    steps, pads = MeasuredSteps(backend, ids, rows), False
     chosen: Rows = "any"
-    if not steps.same_bits and _padding_pays(bundle):
+    if not steps.same_bits:
         backend.loaded = replace(backend.loaded, rows="even")
         even = MeasuredSteps(backend, ids, rows)
         if even.same_bits:
-            steps, chosen = even, "even"
+            most = PADDING_FOR_ASSISTANT if bundle.manifest.assistant else PADDING
+            turns = [(even.seconds(1), steps.seconds(1)) for _ in range(PADDING_ROUNDS)]
+            padded, alone = (min(times) for times in zip(*turns, strict=True))
+            steps, chosen, pads = even, "even", padded <= most * alone
+        else:
+            backend.loaded = replace(backend.loaded, rows="any")
     if not (steps.same_bits or steps.same_in_batches):
         return prepared.record
     if chosen == "any" and not (steps.same_bits and steps.same_in_batches):
         chosen = ""
     costs = msgspec.structs.replace(steps.costs(), threads=threads)
-    return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen)
-
-
-def _padding_pays(bundle: Bundle) -> bool:
-    """Return True if it saves time to pad single-token steps to two tokens.
-
-    With padding, they round int4 products as longer steps do, which drafts need. It takes little
-    time in large layers. With int2 products, it takes 7 to 21 % more, which pays only with a draft
-    model (assistant).
-    """
-    manifest, layers = bundle.manifest, bundle.manifest.model.n_layers
-    types = set() if manifest.backbone is None else manifest.backbone.types()
-    if "int4" not in types or ("int2" in types and manifest.assistant is None):
-        return False
-    return footprint_of(manifest).step_nbytes >= LAYER_NBYTES * layers
+    return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen, pads=pads)
 
 
 def _synced(path: Path) -> str:

@@ -34,7 +34,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.onnxruntime.saved_graphs import builders
 from stem_edge.system.processor import cpu_digest
 
-FORMAT = 15
+FORMAT = 16
 CHECK_SECONDS = 86_400  # between checks of sha256, which take as long as a load
 RECORD = "prepared.json"
 MAX_NBYTES = 1 << 20  # of the record, and of the embedding's graph
@@ -50,6 +50,13 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     files: dict[str, tuple[Size, int, str]]
     steps: StepCosts | None = None  # of decoding; None if the context is too short to measure them
     rows: Rows = ""
+    pads: bool = False  # if rows is "even": padding takes little time
+
+    def for_load(self, *, exact: bool) -> PreparedRecord:
+        """Return the record as a load uses it, which pads single tokens only if that takes little time, or for `exact`."""
+        if self.rows != "even" or self.pads or exact:
+            return self
+        return msgspec.structs.replace(self, rows="", steps=None)
 
 
 class Prepacked(NamedTuple):
