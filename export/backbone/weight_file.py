@@ -16,7 +16,7 @@ from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
-from stem_edge.export.quantization.quantizers import Quantizer
+from stem_edge.export.quantization.quantizers import Quantizer, with_low_bits
 from stem_edge.export.quantization.streams import MatrixReader, RowSpan, all_rows
 from stem_edge.export.tensor_files.gguf_tensor import with_codes
 from stem_edge.export.tensor_files.tensor import codes_of
@@ -167,6 +167,8 @@ class WeightFile:
                 f"{item.name} was trained with ranges for its own codes, which are gone; take --type fp32"
             )
         work = self._quantizer(item.name, item.kind, item.bits, item.block)
+        if item.pieces[0].low is not None:
+            work = partial(with_low_bits, work)
         return lambda span: work(self._weights.read(item.name, span))
 
     def _stored(self, item: Blocks) -> Sequence[Matrix]:
@@ -220,6 +222,9 @@ class WeightFile:
             points = [blocks.zero_points for blocks in made if blocks.zero_points is not None]
             middle = [zero_points(len(of), of.shape[1], item.bits) for of in scales]
             self._put(piece.points, points or middle)
+        if piece.low is not None and piece.low.points is not None:
+            self._put(piece.low.codes, [blocks.low for blocks in made if blocks.low is not None])
+            self._put(piece.low.points, middle)
 
     def _columns(self, item: Columns) -> None:
         balance = self._balance(item.consumer) if item.consumer else np.float32(1)

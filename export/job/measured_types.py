@@ -18,9 +18,10 @@ from stem_edge.progress import Progress
 
 # Share of the cost of rounding to nearest that remains with GPTQ. Measured with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
+LEFT_IN_SPLIT_HEAD = 0.11  # the same of a head's cost with 8 bits for the greatest logits
 # Costs are measured on this many tokens: pieces from the whole text, joined to one sequence.
 COST_TOKENS, PIECE_TOKENS = 128, 8
-# Values of a head that is stored with 4 bits: its greatest logits are computed again (BackboneFormat.best). This saves no
+# Values of a head that is stored with 4 bits: its greatest logits get 4 lower bits (BackboneFormat.split). This saves no
 # time in a head of 28 million values (SmolLM2-135M), and 3 of 55 ms a token in one of 263 million (a 1B model).
 LARGE_HEAD = 1 << 27
 
@@ -36,6 +37,10 @@ def choose_types(plan: Plan) -> Plan:
         ids, layers = list(chain(*pieces))[: config.max_context], config.n_layers
         with Progress(layers, "choosing types", plan.recipe.progress, layers=layers) as bar:
             found = costs(source, ids, format.block_size, lambda: bar.advance(1), plan.recipe.cpus)
+        usable = format.tied and not (format.offsets or config.ranges)
+        large = usable and config.vocab_size * config.dim >= LARGE_HEAD
+        if "head" in found and not large:
+            found["head"] = found["head"]._replace(left=0.0)
         kinds, matrices = dict(format.kinds), dict(format.matrices)
         for name in _costly(format, found, plan.fixed, plan.nats):
             if name not in VOCABULARY_KINDS:
@@ -44,16 +49,17 @@ def choose_types(plan: Plan) -> Plan:
                 kinds[name] = "int8"
             else:
                 kinds["embedding"] = "int8"
-                if config.vocab_size * config.dim < LARGE_HEAD:
+                if not large:
                     kinds["head"] = "int8"
         format = changed(format, kinds=kinds, matrices=matrices)
     return replace(plan, format=_stored_once(format, config))
 
 
 def _stored_once(format: BackboneFormat, config: ModelConfig) -> BackboneFormat:
-    """Set `tied` if embedding and head are one matrix in the model, and have the same type."""
+    """Set `tied` if embedding and head are one matrix in the model, and can share what is stored."""
     same = format.type_of("embedding") == format.type_of("head")
-    return changed(format, tied=config.tied_head and same)
+    split = changed(format, tied=True).split and not (format.offsets or config.ranges)
+    return changed(format, tied=config.tied_head and (same or split))
 
 
 def _costly(
@@ -71,12 +77,16 @@ def _costly(
         head = found["head"]
         found["head"] = head._replace(nats=head.nats + found.pop("embedding").nats)
     open_ = {name: cost for name, cost in found.items() if cost.kind not in fixed}
-    order = sorted(open_, key=lambda name: open_[name].nats / open_[name].values, reverse=True)
+    gains = {
+        name: LEFT_BY_GPTQ * cost.nats - LEFT_IN_SPLIT_HEAD * cost.left
+        for name, cost in open_.items()
+    }
+    order = sorted(open_, key=lambda name: gains[name] / open_[name].values, reverse=True)
     nats = LEFT_BY_GPTQ * sum(cost.nats for cost in found.values())
     chosen: list[str] = []
     for name in order:
         if nats <= most_nats:
             break
-        nats -= LEFT_BY_GPTQ * open_[name].nats
+        nats -= gains[name]
         chosen.append(name)
     return chosen

@@ -17,13 +17,14 @@ from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.quantization.gptq import Inputs, parts, solve, typical_inputs
 from stem_edge.export.quantization.hidden_states import HEAD, HiddenStates
 from stem_edge.export.quantization.streams import in_order
-from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
+from stem_edge.graph.formats import LOW_STEPS, MATRIX_KINDS, BackboneFormat
 from stem_edge.numerics.block_search import grid_scales, search_blocks
 from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32, F64
 from stem_edge.numerics.quantizing import (
     Rounded,
     cut,
+    dequantize_blocks,
     encode,
     extremes,
     pack_codes,
@@ -153,6 +154,15 @@ def calibrated(states: HiddenStates, config: ModelConfig, format: BackboneFormat
         return lambda rows: solve(rows, found, bits, block, asymmetric=asymmetric)
 
     return quantizer
+
+
+def with_low_bits(quantize: Quantize, rows: F32) -> Rounded:
+    """Quantize rows [n, K] to 4 bits, and what is left of them to 4 lower bits (BackboneFormat.split)."""
+    high = quantize(rows)
+    left = rows - dequantize_blocks(high.codes, high.scales, 4, high.zero_points)
+    blocks = cut(left, rows.shape[1] // high.scales.shape[1])
+    low, _ = encode(blocks, high.scales / np.float32(LOW_STEPS), np.float32(8), 4)
+    return high._replace(low=low)
 
 
 def _to_four_bits(rows: F32, block: int) -> Rounded:

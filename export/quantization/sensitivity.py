@@ -18,7 +18,7 @@ from stem_edge.export.quantization.exact_model import exact_logits, next_states
 from stem_edge.export.quantization.hidden_states import layer_weights
 from stem_edge.export.quantization.streams import in_order
 from stem_edge.export.tensor_files.tensor import Tensor
-from stem_edge.graph.formats import VOCABULARY_KINDS, MatrixKind
+from stem_edge.graph.formats import BEST, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
@@ -38,6 +38,7 @@ class Cost(NamedTuple):
     kind: MatrixKind
     values: int  # in all matrices of the product
     nats: float  # mean divergence from the checkpoint with this product at 4 bits
+    left: float = 0.0  # nats of a head whose greatest logits have 8 bits (BackboneFormat.split)
 
 
 def costs(
@@ -105,20 +106,21 @@ class _Walk:
         x, _ = self._states.pop("")
         expected = exact_logits(self._source, x)
 
-        def cost(one: tuple[Mapping[str, Matrix], F32]) -> float:
-            return float(divergence(expected, head_forward(config, *one)).mean())
+        def cost(state: F32) -> float:
+            return float(divergence(expected, head_forward(config, backbone, state)).mean())
 
-        todo: list[tuple[Mapping[str, Matrix], F32]] = [
-            (backbone, state[0]) for state in self._states.values()
-        ]
-        names, size, made = list(self._states), config.vocab_size * config.dim, dict[str, Cost]()
-        if "embedding" in self._states:
+        states = [state for state, _ in self._states.values()]
+        nats = dict(zip(self._states, in_order(self._threads, cost, states), strict=True))
+        size, made = config.vocab_size * config.dim, dict[str, Cost]()
+        if "embedding" in nats:
             name = "embedding" if config.tied_head else "head"
-            todo.append(({**backbone, name: _rounded_rows(backbone[name], self._block)}, x))
-            names.append("head")
-        nats = dict(zip(names, in_order(self._threads, cost, todo), strict=True))
-        if "head" in nats:
-            made = {kind: Cost(kind, size, nats[kind]) for kind in VOCABULARY_KINDS}
+            rounded = {**backbone, name: _rounded_rows(backbone[name], self._block)}
+            logits = head_forward(config, rounded, x)
+            head = [
+                divergence(expected, each).mean() for each in (logits, _split(expected, logits))
+            ]
+            made["embedding"] = Cost("embedding", size, nats["embedding"])
+            made["head"] = Cost("head", size, *map(float, head))
         return made | dict(self._of_layers(nats))
 
     def _of_layers(self, nats: Mapping[str, float]) -> Iterator[tuple[str, Cost]]:
@@ -131,6 +133,13 @@ class _Walk:
                 values = sum(size[0] * size[1] for size in sizes)
                 kind: MatrixKind = "v" if part == "v" else kind_of(product)
                 yield product, Cost(kind, values, nats[at] * squares / total)
+
+
+def _split(expected: F32, logits: F32) -> F32:
+    """Return a copy of logits [T, V] in which each token's greatest are the expected ones."""
+    mixed, best = logits.copy(), np.argpartition(logits, -min(BEST, logits.shape[1]))[:, -BEST:]
+    np.put_along_axis(mixed, best, np.take_along_axis(expected, best, axis=1), axis=1)
+    return mixed
 
 
 def _branch(tokens: Tokens) -> Tokens:

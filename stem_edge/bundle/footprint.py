@@ -126,8 +126,8 @@ def onnx_footprint(
     prefill: int,
 ) -> Footprint:
     """Return a footprint for onnxruntime. data, prefill: bytes of decode and prefill weights."""
-    whole = backbone.tied or backbone.best(model)  # or else a step reads a row of the embedding
-    step = data if whole else max(0, data - _embedding_nbytes(model, backbone))
+    # Of an embedding of its own, a step reads only a row.
+    step = data if backbone.tied else max(0, data - _embedding_nbytes(model, backbone))
     slot = array_slot_nbytes(tables.tables) if tables else 0
     return Footprint(
         model=model,

@@ -35,7 +35,7 @@ from stem_edge.shown import MAX_SIZE, one_line
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 MANIFEST = "manifest.json"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"

@@ -97,7 +97,7 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
     weight = products.vector("norm", config.dim)
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap
-    best = products.format.best(config)
+    best = products.format.split
     # The last of product, best logits, bias and cap must be named logits, the name of the graph's output.
     logits = products.product(
         "head" if best or bias or cap else io.LOGITS,

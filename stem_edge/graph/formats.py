@@ -36,9 +36,10 @@ SMALL_KINDS: tuple[MatrixKind, ...] = (
     *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out", "assistant",
 )  # fmt: skip
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
-# See BackboneFormat.best. Rows of so many values become float32 at once. Larger blocks of memory are new pages in each
+# See BackboneFormat.split. Rows of so many values become float32 at once. Larger blocks of memory are new pages in each
 # step (PROMPT_NBYTES in runtime/backends/onnxruntime/loaded.py), which took 5 of 50 ms in a 1B model.
 BEST, BEST_VALUES = 512, 96 << 10
+LOW_STEPS = 8  # of the lower bits in a step of the higher ones
 QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
@@ -66,7 +67,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
     kinds: dict[MatrixKind, WeightType] = {}
     matrices: dict[str, WeightType] = {}  # key: name of a product, such as layers.3.down
-    tied: bool = False  # whether embedding and head are one stored matrix
+    tied: bool = False  # whether embedding and head share a stored matrix (see `split`)
     asymmetric: bool = False  # whether blocks have their own zero points
     offsets: bool = False
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
@@ -90,14 +91,13 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Return the bits per weight of the product `name`, or of its `kind`."""
         return WEIGHT_BITS[self.type_of(kind, name)]
 
-    def best(self, model: ModelConfig) -> int:
-        """Return how many of a token's greatest logits are computed again, from the embedding's 8-bit rows.
+    @property
+    def split(self) -> bool:
+        """True if the embedding is stored as the head's 4 bits and, in a second matrix, 4 lower bits.
 
-        0 unless embedding and head are one matrix in the model, and the head is stored with 4 bits.
+        The head adds the lower bits to each token's BEST greatest logits only (special/best_logits.py).
         """
-        bits = self.bits("head"), self.bits("embedding")
-        again = model.tied_head and not model.ranges and bits == (4, 8)
-        return min(BEST, model.vocab_size) if again else 0
+        return self.tied and (self.bits("head"), self.bits("embedding")) == (4, 8)
 
     def types(self) -> set[WeightType]:
         return {self.type_of(kind) for kind in MATRIX_KINDS} | set(self.matrices.values())

@@ -94,12 +94,22 @@ class Products:
         """Reserve space for a tied head; return [the whole matrix], and its row ranges."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
+        if self.format.split and whole.points is not None:
+            parts = [
+                self.plan.place(tensor.name.replace(".weight.", ".low."), np.uint8, tensor.dims)
+                for tensor in (whole.codes, whole.points)
+            ]
+            whole = replace(whole, low=replace(whole, codes=parts[0], points=parts[1]))
         unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, width * bits // 8)  # for mappable pieces
         step = max(unit, SPLIT_VALUES // width // unit * unit)
         return [whole], [self._slice(n, whole, span) for n, span in _spans(name, rows, step)]
 
     def rows(self, ids: str, result: str, shape: tuple[int, int]) -> str:
         """Emit `result`: the rows `ids` [B, T] of the embedding, as float32 [B, T, K]."""
+        if self.format.split:
+            from stem_edge.graph.special.best_logits import split_rows  # only for large heads
+
+            return split_rows(self, ids, result)
         name: MatrixKind = "embedding"  # of the matrix, and of its kind
         bits = self.format.bits(name)
         if bits == 32:

@@ -61,7 +61,10 @@ class Floats:
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows [start, stop) of a quantized matrix. points: zero points. offsets: added to blocks."""
+    """Rows [start, stop) of a quantized matrix. points: zero points. offsets: added to blocks.
+
+    low: 4-bit codes of the rest, values minus what the codes say, in steps of scale / LOW_STEPS.
+    """
 
     start: int
     stop: int
@@ -69,6 +72,7 @@ class RowRange:
     scales: Tensor
     points: Tensor | None  # None: the middle of the range
     offsets: Tensor | None = None  # float32 [rows, blocks]
+    low: RowRange | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ class Rounded(NamedTuple):
     scales: F32  # [N, K/block]
     zero_points: U8 | None = None  # [N, ceil(K/block*bits/8)]; None: symmetric
     offsets: F32 | None = None  # [N, K/block], added to all values of a block
+    low: U8 | None = None  # [N, K/2], 4 lower bits of 8 (BackboneFormat.split)
 
 
 def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Rounded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.graph.formats import BEST_VALUES, BackboneFormat
+from stem_edge.graph.formats import BEST, BEST_VALUES, BackboneFormat
 from stem_edge.graph.kv import X86
 from stem_edge.graph.names import head_width, kv_capacity
 from stem_edge.runtime.backends.costs import SIZES, Needs, Part
@@ -121,7 +121,7 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
 def _best_values(footprint: Footprint) -> int:
     """Return the values that it takes to compute a token's greatest logits again: rows of the embedding, and ids."""
     model, backbone = footprint.model, footprint.backbone
-    best = backbone.best(model) if isinstance(backbone, BackboneFormat) else 0
+    best = BEST * (isinstance(backbone, BackboneFormat) and backbone.split)
     return min(best * model.dim, max(BEST_VALUES, model.dim)) + 6 * best
 
 

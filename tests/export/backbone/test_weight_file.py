@@ -79,7 +79,7 @@ def test_blocks_have_the_values_of_the_file_or_of_the_quantizer(case: str, tmp_p
             expected = np.concatenate([whole(tensors[part]) for part in item.parts])
             if item.kind not in copied:
                 blocks = quantizer(item.name, item.kind, item.bits, item.block)(expected)
-                expected = _decoded(item, *blocks)
+                expected = _decoded(item, *blocks[:4])
             found, most = _values(item, data), 1e-6 * np.abs(expected).max()
             np.testing.assert_allclose(found, expected, atol=most, rtol=0, err_msg=item.name)
             seen.add(item.kind)

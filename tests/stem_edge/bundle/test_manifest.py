@@ -69,7 +69,7 @@ GOLDEN: dict[str, Any] = {
         "weights": "int4",
     },
     "files": {name: {"nbytes": size, "sha256": SHA} for name, size in GOLDEN_SIZES.items()},
-    "format_version": 6,
+    "format_version": 7,
     "gguf": None,
     "indexed": False,
     "model": {
@@ -124,7 +124,7 @@ REQUIRED = [
 def test_missing_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, where, ...)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 6 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 7 (")
     assert where.split(" ")[-1] in message
     assert message.endswith("export the bundle again")
 
@@ -153,7 +153,7 @@ def test_missing_fields(bundle: Path, where: str) -> None:
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
     edit(bundle / MANIFEST, where, value)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 6 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 7 (")
     assert said in message
 
 
@@ -197,9 +197,9 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("format_version", 7, "bundle format 7, expected 6; upgrade stem-edge"),
+        ("format_version", 8, "bundle format 8, expected 7; upgrade stem-edge"),
         ("format_version", 5, "with: stem-edge export CHECKPOINT"),
-        ("format_version", 0, "bundle format 0, expected 6"),
+        ("format_version", 0, "bundle format 0, expected 7"),
     ],
 )
 def test_other_formats(bundle: Path, where: str, value: object, said: str) -> None:

@@ -1,4 +1,4 @@
-"""Heads of 4 bits whose greatest logits are computed again from the embedding's rows of 8 bits."""
+"""Heads of 4 bits that are an embedding of 8 bits, too: the greatest logits get the lower bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from formats import export_as, usual_format
 import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.export.job import measured_types, plan, recipe
-from stem_edge.graph.formats import BEST
+from stem_edge.graph.formats import BEST, WeightType
 
 CONFIG = ModelConfig(**(SIZES | {"vocab_size": BEST + 500, "dim": 64, "tied_head": True}))
 
@@ -22,21 +22,29 @@ def test_only_the_greatest_are_as_exact_as_8_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, ids, _ = write(tmp_path / "checkpoint", CONFIG, tokens=8)
-    prompts, found, heads = [ids[:n] for n in (2, 5, 8)], dict[str, Any](), ("int4", "fp32")
-    for head in heads:
-        format = usual_format("fp32", block_size=32, kinds={"embedding": "int8", "head": head})
-        made = export_as(path, tmp_path / head, format, rows="fp32", max_kl=9.0)
+    prompts, found = [ids[:n] for n in (2, 5, 8)], dict[str, Any]()
+    kinds: dict[str, dict[Any, WeightType]] = {
+        "exact": {},
+        "int4": {"embedding": "int4", "head": "int4"},
+        "split": {"embedding": "int8", "head": "int4"},
+    }
+    for name, own in kinds.items():
+        format = usual_format("fp32", block_size=32, kinds=own)
+        made = export_as(path, tmp_path / name, format, rows="fp32", max_kl=9.0)
         with stem_edge.load(made.path, threads=1) as model:
-            found[head] = model.logits(ids)
+            found[name] = model.logits(ids)
             alone = [model.generate_text(each, max_new_tokens=6) for each in prompts]
             assert model.generate_texts(prompts, max_new_tokens=6) == alone
         with stem_edge.load(made.path, threads=1, device_memory="1GB") as model:
-            best = np.argsort(found[head], axis=1)[:, -99:]
-            one, other = (np.take_along_axis(x, best, 1) for x in (found[head], model.logits(ids)))
-            assert np.allclose(one, other, atol=1e-3)
-    order, wrong = np.argsort(-found["fp32"], axis=1), np.abs(found["int4"] - found["fp32"])
-    wrong = np.take_along_axis(wrong, order, axis=1)
-    assert wrong[:, : BEST // 2].max() < wrong[:, BEST:].mean() / 2
+            best = np.argsort(found[name], axis=1)[:, -99:]
+            one, other = (np.take_along_axis(x, best, 1) for x in (found[name], model.logits(ids)))
+            assert np.allclose(one, other, atol=0.3)  # of logits up to 40
+    order = np.argsort(-found["exact"], axis=1)
+    wrong = {name: np.abs(found[name] - found["exact"]) for name in ("int4", "split")}
+    near = {name: np.take_along_axis(x, order[:, : BEST // 2], 1) for name, x in wrong.items()}
+    far = np.take_along_axis(wrong["split"], order[:, BEST + 200 :], axis=1)
+    assert 4 * near["split"].mean() < near["int4"].mean()
+    assert 2 * near["split"].mean() < far.mean()
     # An export chooses such a head if it is large.
     monkeypatch.setitem(plan.NATS, recipe.BALANCED, 0.0)
     for least, head in ((CONFIG.vocab_size * CONFIG.dim, "int4"), (1 << 30, "int8")):
