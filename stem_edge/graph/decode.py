@@ -74,11 +74,16 @@ def embedding(products: Products, config: ModelConfig, result: str) -> str:
     ids = graph.input(io.TOKEN_IDS, np.int64, [graph.sequences, "T"])
     many = config.streams > 1
     scaled = "embedding.scaled" if many else result
-    if config.embedding_scale == 1:
-        x = products.rows(ids, scaled, shape)
+    factor = config.embedding_scale
+    row = scaled if factor == 1 else "embedding.row"
+    if products.format.split:
+        from stem_edge.graph.special.best_logits import split_rows  # only for large heads
+
+        x = split_rows(products, ids, row)
     else:
-        rows = products.rows(ids, "embedding.row", shape)
-        x = graph.add("Mul", [rows, graph.float(config.embedding_scale)], scaled)
+        x = products.rows(ids, row, shape)
+    if factor != 1:
+        x = graph.add("Mul", [x, graph.float(factor)], scaled)
     if not many:
         return x
     from stem_edge.graph.special.altup import expanded  # only for models with several streams

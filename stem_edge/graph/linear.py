@@ -106,10 +106,6 @@ class Products:
 
     def rows(self, ids: str, result: str, shape: tuple[int, int]) -> str:
         """Emit `result`: the rows `ids` [B, T] of the embedding, as float32 [B, T, K]."""
-        if self.format.split:
-            from stem_edge.graph.special.best_logits import split_rows  # only for large heads
-
-            return split_rows(self, ids, result)
         name: MatrixKind = "embedding"  # of the matrix, and of its kind
         bits = self.format.bits(name)
         if bits == 32:
