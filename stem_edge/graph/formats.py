@@ -115,6 +115,7 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     field: ClassVar[str] = "gguf"
     files: ClassVar[tuple[str, ...]] = (GGUF,)
     packed: ClassVar[bool] = False
+    split: ClassVar[bool] = False
     prefill: ClassVar[bool] = False
     kv_peaks: ClassVar[bool] = False
     weights: GgufType | OwnTypes  # a mixture, or the types in the GGUF file that was imported

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.graph.formats import BEST, BEST_VALUES, BackboneFormat
 from stem_edge.graph.kv import X86
 from stem_edge.graph.names import head_width, kv_capacity
 from stem_edge.runtime.backends.costs import SIZES, Needs, Part
@@ -14,7 +13,8 @@ HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 ENGRAM_ARRAYS = 12
 CONTEXT_ARRAYS = 4  # arrays of per-layer embeddings' contexts
-LOGIT_ARRAYS = 3  # copies of a position's logits: in the head, and as returned
+# Copies of a position's logits: in the head, and as returned. Lower bits of a split head take about one more.
+LOGIT_ARRAYS = 3
 # Memory that onnxruntime takes for itself if weights are mapped (measured with 1B models, docs/results.md; never
 # more than the weights), and if they are in its own memory (measured with small models).
 PREPARED_FIXED_NBYTES = 32 << 20
@@ -81,7 +81,7 @@ def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
     """Return the bytes of activations that do not depend on chunk size: RoPE tables, two logit vectors, experts."""
     config = footprint.model
     turning = {layer.rope: head_width(layer) for layer in config.layers}
-    values = context * sum(turning.values()) + 2 * config.vocab_size + _best_values(footprint)
+    values = context * sum(turning.values()) + (2 + footprint.backbone.split) * config.vocab_size
     return FLOAT * (values + _experts_values(footprint, threads))
 
 
@@ -115,14 +115,7 @@ def logits_nbytes(footprint: Footprint, scored: int) -> int:
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0
-    return FLOAT * (values + LOGIT_ARRAYS * config.vocab_size + _best_values(footprint))
-
-
-def _best_values(footprint: Footprint) -> int:
-    """Return the values that it takes to compute a token's greatest logits again: rows of the embedding, and ids."""
-    model, backbone = footprint.model, footprint.backbone
-    best = BEST * (isinstance(backbone, BackboneFormat) and backbone.split)
-    return min(best * model.dim, max(BEST_VALUES, model.dim)) + 6 * best
+    return FLOAT * (values + (LOGIT_ARRAYS + footprint.backbone.split) * config.vocab_size)
 
 
 def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:

@@ -95,7 +95,7 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     apart_steps = prepared.apart_steps
     backend = OrtBackend(config, graphs, slots, threads, kv, apart_steps, rows="any", sparing=True)
     steps, pads = MeasuredSteps(backend, ids, rows), False
-    chosen: Rows = "any"
+    chosen: Rows = "any" if steps.same_in_batches and steps.same_bits else ""
     if not steps.same_bits:
         backend.loaded = replace(backend.loaded, rows="even")
         even = MeasuredSteps(backend, ids, rows)
@@ -104,12 +104,8 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
             turns = [(even.seconds(1), steps.seconds(1)) for _ in range(PADDING_ROUNDS)]
             padded, alone = (min(times) for times in zip(*turns, strict=True))
             steps, chosen, pads = even, "even", padded <= most * alone
-        else:
-            backend.loaded = replace(backend.loaded, rows="any")
     if not (steps.same_bits or steps.same_in_batches):
         return prepared.record
-    if chosen == "any" and not (steps.same_bits and steps.same_in_batches):
-        chosen = ""
     costs = msgspec.structs.replace(steps.costs(), threads=threads)
     return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen, pads=pads)
 
