@@ -59,19 +59,6 @@ def test_accelerators(
     WAYS[way](case)
 
 
-def test_a_device_gives_the_demos_texts_and_holds_what_the_plan_says() -> None:
-    prompts = ["The capital of France is", "In Japan, people speak", "Kenya is a country in"]
-    with stem_edge.load(DEMO, threads=1) as model:
-        expected = [model.generate_text(text, max_new_tokens=24) for text in prompts]
-    plan = stem_edge.memory_plan(DEMO, device_memory="100MB", slots=32, sequences=2, threads=1)
-    assert plan.device is not None
-    options: Any = {"slots": 32, "sequences": 2, "threads": 1}
-    with stem_edge.load(DEMO, device_memory=plan.device.total, **options) as model:
-        assert model.generate_texts(prompts, max_new_tokens=24) == expected
-        with pytest.raises(InputError, match="prompt_cache"):
-            stem_edge.load(DEMO, device_memory="1GB", prompt_cache="p")
-
-
 def test_auto_takes_int8_only_where_nothing_else_fits(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=1 << 16))
     path = stem_edge.export_bundle(checkpoint, tmp_path / "bundle", type="fp32").path
@@ -92,6 +79,7 @@ def test_auto_takes_int8_only_where_nothing_else_fits(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stem", {"kv": "int2"}, "kv is 'int2'; expected one of auto, fp32"),
+    ("stem", {"prompt_cache": "p", "device_memory": "1GB"}, "prompt_cache"),
     ("stem", {"kv": "int8", "device_memory": "1GB"}, "keys and values on an accelerator are"),
     ("phone", {"kv": "int8"}, "kv is 'int8': .* export it again"),
     ("stem", {"kv": "fp16"}, "kv is 'fp16': onnxruntime takes up to 40 times as long"),
@@ -125,27 +113,10 @@ def test_heads_that_ggml_cannot_keep_in_8_bits(
         stem_edge.load(models.bundle_of("stem", GGML, shared))
 
 
-def test_which_ids_a_text_can_have(shared: Path) -> None:
+def test_which_ids_experts_can_have(shared: Path) -> None:
     means: Any = [(7, 8), 6]
     with stem_edge.load(models.bundle_of("hash-moe", ORT, shared), threads=1) as model:
-        expected = model.logits([5, 6])
-        given: Any
-        for given in (np.array([5, 6]), [np.int64(5), 6], (np.uint8(5), np.uint8(6)), range(5, 7)):
-            assert np.array_equal(model.logits(given), expected)
-        refused: list[tuple[Any, str]] = [
-            ([5, True], "but the one at position 1 is True"),
-            ([5.0], "but the one at position 0 is 5.0"),
-            (np.array([[5, 6]]), "must be a flat sequence of integers, not"),
-            (b"ab", "must be a flat sequence of integers, not"),
-            (range(1 << 27), "134217728 token ids; give at most 67108864"),
-            ([5, -1], "token id -1 at position 1 is not in 0..259"),
-            ([260], "token id 260 at position 0 is not in 0..259"),
-            ([], "the prompt is empty"),
-        ]
-        for given, said in refused:
-            with pytest.raises(InputError, match=said):
-                model.logits(given)
-        assert np.array_equal(model.logits([5, 6], stem_ids=[(5, 5), 6]), expected)
+        assert np.array_equal(model.logits([5, 6], stem_ids=[(5, 5), 6]), model.logits([5, 6]))
         with pytest.raises(InputError, match="a mean of experts is not an expert"):
             model.logits([5, 6], stem_ids=means)
 

@@ -30,6 +30,8 @@ SCHEMES: list[tuple[Any, str, str, list[str]]] = [
     ("subset", "cat", "horse", ["r", "s", "e"]),
     ("average", "cat", "horse", ["horse"] * 3),
     ("average", "dolphin", "zoo", ["zoo"] * 7),
+    ("average", "cat", "dog", ["dog"] * 3),
+    *((scheme, "cat", "dog", ["d", "o", "g"]) for scheme in ("pad-left", "pad-right", "copy", "subset")),
     ("auto", "cat", "ape", ["a", "p", "e"]),
     ("auto", "cat", "mouse", ["u", "s", "e"]),
     ("auto", "horse", "ox", ["o", "o", "x", "x", "x"]),

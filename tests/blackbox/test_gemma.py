@@ -6,16 +6,15 @@ for the wanted positions only.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conformance import CONFORMANCE
-from exact_models import GEMMA, GEMMA_3N, GEMMAS, Exact, export_exact, off, published
+from exact_models import GEMMA, GEMMAS, Exact, off, published
 from formats import export_as, format_with, usual_format
-from hf_folders import wrap_gemma, write_flat
+from hf_folders import write_flat
 from installed import bundle_for, needs_ggml
 from loading import load_fixed
 from prompt_graph import without_prompt_graph
@@ -27,9 +26,7 @@ from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import BundleError, ExportError, FarError, InputError
 from stem_edge.ggml import gguf_schema
 from stem_edge.graph import names as io
-from stem_edge.graph.decode import decoding
-from stem_edge.graph.formats import BACKBONE_GRAPH, BackboneFormat, MatrixKind, WeightType
-from stem_edge.graph.prompt_products import prompts
+from stem_edge.graph.formats import BACKBONE_GRAPH, MatrixKind, WeightType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
@@ -45,19 +42,6 @@ def exact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def bundle(exact: Exact) -> Path:
     return exact.path
-
-
-def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> None:
-    opened = stem_edge.open_bundle(bundle)
-    described = (
-        opened.manifest.model,
-        opened.manifest.tables,
-        BackboneFormat(weights="int8", head="int8", block_size=16, prefill=True),
-    )
-    names = {item.parts[0] for item in prompts(*described).plan.items if hasattr(item, "parts")}
-    layers = {int(name.split(".")[1]) for name in names if name.startswith("layers.")}
-    assert layers == set(range(opened.manifest.model.own_kv_layers))
-    assert not any("keys" in output for output in decoding(*described).graphs[io.REST].outputs)
 
 
 def test_the_graph_for_other_tools_gives_the_same_logits(exact: Exact) -> None:
@@ -165,19 +149,3 @@ def test_reports_of_a_bundle(bundle: Path) -> None:
     assert "16 or 32 wide" in table
     with pytest.raises(InputError, match="costs are counted for STEM layers"):
         cost_figures(stem_edge.open_bundle(bundle), None)
-
-
-@pytest.mark.parametrize(
-    ("name", "ids", "said"),
-    [
-        (GEMMA, {"image_token_id": 9, "audio_token_id": None}, "an image"),
-        (GEMMA_3N, {"image_token_id": 303, "eoa_token_id": 9}, "the end of sound"),
-    ],
-)
-def test_placeholders_are_no_text(name: str, ids: Any, said: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(CONFORMANCE / name, tmp_path / "checkpoint"))
-    wrap_gemma(folder, **ids)
-    with load_fixed(export_exact(folder, tmp_path / "out", ggml=False)) as model:
-        with pytest.raises(InputError, match=f"position 1 stands for '{said}'"):
-            model.logits([5, 9])
-        assert model.config.eos_ids == (1,)

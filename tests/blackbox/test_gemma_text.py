@@ -204,27 +204,6 @@ def test_commands_take_such_a_bundle(
     assert capsys.readouterr().out
 
 
-def test_commands_apply_an_edit_file(bundle: Path, tmp_path: Path, capsys: Capture) -> None:
-    file, text = str(tmp_path / "an.edit"), tmp_path / "text"
-    text.write_text("the capital of Paris and the city to the river " * 3)
-
-    def told(*command: str | Path) -> Any:
-        assert main([*map(str, command), "--json"]) == 0, capsys.readouterr().err
-        return json.loads(capsys.readouterr().out)
-
-    everywhere = ("--source", "Paris", "--target", "river", "--scope", "everywhere", "-o", file)
-    assert main(["edit", str(bundle), *everywhere]) == 0
-    assert "looks up" in capsys.readouterr().out
-    answers = [
-        told("generate", bundle, "-p", "to Paris", "-n", "6", *given)["token_ids"]
-        for given in ([], ["--edit", file])
-    ]
-    with stem_edge.load(bundle) as model, model.edited(file):
-        assert tokens(model, model.tokenize("to Paris"), 6) == answers[1] != answers[0]
-    scores = [told("eval", bundle, "--text", text, *given) for given in ([], ["--edit", file])]
-    assert scores[0] != scores[1]
-
-
 def test_parameters_are_those_of_the_checkpoint(checkpoint: Path, bundle: Path) -> None:
     network = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     model = stem_edge.open_bundle(bundle).manifest.model

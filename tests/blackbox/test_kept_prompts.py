@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -137,21 +136,6 @@ def test_generators_that_are_open_at_once_or_left(model: Model) -> None:
         assert ids + [t for chunk in one for t in chunk.token_ids] == expected
     opened[0].close()
     assert tokens(model) == expected and model.stats.cached_tokens
-
-
-EXIT = """
-import sys, stem_edge
-model = stem_edge.load({path!r})
-generation = model.generate([*range(5, 60)], max_new_tokens=20)
-print(next(generation).token_ids)
-model.itself = model
-"""
-
-
-def test_a_program_may_end_in_the_midst_of_an_answer() -> None:
-    command = [sys.executable, "-c", EXIT.format(path=str(DEMO))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 # ---------------------------------------------------------------- files

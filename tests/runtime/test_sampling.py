@@ -8,7 +8,6 @@ import pytest
 
 from stem_edge.numerics.logits import (
     BLOCK,
-    apply_penalties,
     apply_repetition_penalty,
     candidates,
     top_ids,
@@ -165,21 +164,6 @@ def test_without_a_seed_every_sampler_draws_differently() -> None:
 def test_repetition_penalty_by_hand(penalty: float, expected: list[float]) -> None:
     logits = np.array([2, -2, 0, 3, -1], np.float32)
     apply_repetition_penalty(logits, [0, 1, 2, 1, 1, 0], penalty)  # once, however often seen
-    assert logits.tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("presence", "frequency", "expected"),
-    [
-        (0, 0, [2, -2, 0, 3]),
-        (0.5, 0, [1.5, -2.5, 0, 3]),
-        (0, 0.25, [1.75, -2.75, 0, 3]),
-        (-1, 0.5, [2.5, -2.5, 0, 3]),
-    ],
-)
-def test_penalties_by_hand(presence: float, frequency: float, expected: list[float]) -> None:
-    logits = np.array([2, -2, 0, 3], np.float32)
-    apply_penalties(logits, [1, 0, 1, 1], presence, frequency)
     assert logits.tolist() == expected
 
 

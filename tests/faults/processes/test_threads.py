@@ -216,8 +216,7 @@ if "thread" in sys.argv:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["suspended", "prefetch", "thread"])
+@pytest.mark.parametrize("what", slow_but(["suspended"], ["suspended", "prefetch", "thread"]))
 def test_k4_the_interpreter_ends_with_a_generation_under_way(
     what: str, engine: EngineName, tiny: Path
 ) -> None:

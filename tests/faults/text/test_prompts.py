@@ -23,7 +23,6 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import Sampler
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.token_ids import checked_ids
 from stem_edge.shown import shown
 
 INF, NAN = float("inf"), float("nan")
@@ -152,7 +151,8 @@ def test_p5_p7_ranges_are_named(name: str) -> None:
     values, allowed = OPTIONS[name]
     for value in values:
         given: dict[str, Any] = {name: value}
-        refused(partial(SamplingParams, **given), InputError, f"{name} is", allowed)
+        said = f"{name} is ", shown(value), "; expected ", allowed
+        refused(partial(SamplingParams, **given), InputError, *said)
 
 
 def test_p9_values_are_shown_in_short() -> None:
@@ -166,7 +166,7 @@ def test_p9_values_are_shown_in_short() -> None:
 
 
 OTHER_ARRAYS: list[Any] = [
-    np.array([1.0]), np.array([[1]]), np.array([True]), np.array(1), np.array(["a"]), "1", {1}, {1: 2},
+    np.array([1.0]), np.array([[1]]), np.array([True]), np.array(1), np.array(["a"]), b"1", {1}, {1: 2},
 ]  # fmt: skip
 
 
@@ -180,21 +180,20 @@ OTHER_ARRAYS: list[Any] = [
         ([1, "2"], "position 1 is '2'"), ([1, None], "position 1 is None"),
         ([1, [2]], "position 1 is [2]"), ([[1], [2, 3]], "position 0 is [1]"),
         (["a"], "position 0 is 'a'"),
+        (range(1 << 27), "134217728 token ids; give at most 67108864"),
         *((array, "flat sequence of integers") for array in OTHER_ARRAYS),
     ],
     ids=str,
 )  # fmt: skip
-def test_p10_token_ids(ids: Any, place: str) -> None:
-    refused(lambda: checked_ids(ids, 1756), InputError, place)
+def test_p10_token_ids(model: Model, ids: Any, place: str) -> None:
+    refused(lambda: model.logits(ids), InputError, place)
 
 
 @pytest.mark.parametrize(
     "ids", [[3, 4], (3, 4), range(3, 5), np.array([3, 4], np.uint8), [np.int64(3), 4]]
 )
-def test_p10_what_is_a_sequence_of_ids(ids: Any) -> None:
-    checked = checked_ids(ids, 10)
-    assert checked == [3, 4]
-    assert {type(one) for one in checked} == {int}
+def test_p10_what_is_a_sequence_of_ids(model: Model, ids: Any) -> None:
+    assert np.array_equal(model.logits(ids), model.logits([3, 4]))
 
 
 def test_p11_what_is_no_text_is_refused_in_one_line(

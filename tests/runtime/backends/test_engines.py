@@ -77,14 +77,3 @@ def test_a_damaged_header_changes_no_token_and_is_found(
     assert greedy(copy) == greedy(tiny_gguf)
     assert main(["verify", str(copy)]) == 1
     assert GGUF in capsys.readouterr().err
-
-
-def test_generating_on_ggml_loads_no_onnxruntime(tiny_gguf: Path) -> None:
-    code = (
-        "import sys; sys.modules['onnxruntime'] = None\n"
-        "import stem_edge\n"
-        f"with stem_edge.load({str(tiny_gguf)!r}) as model:\n"
-        "    print(model.plan.engine, len(model.generate_text('Once', max_new_tokens=3)) > 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["ggml", "True"], done.stderr

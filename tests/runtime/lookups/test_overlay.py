@@ -10,7 +10,7 @@ from text_codecs import END, WORDS, codec_of
 from stem_edge.bundle.edit_files.file import Edit
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.overlay import Overlay, check_lookup
+from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.tables.rows import RowLookup
 
@@ -123,12 +123,3 @@ def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> No
         looked_up(codec, "The Chad", *both)
     with pytest.raises(InputError, match="'Oman' is not in the prompt"):
         looked_up(codec, "The Spain", everywhere("Spain", "Chad"), both[1])
-
-
-def test_experts_have_no_mean() -> None:
-    experts = config_of(stem_ffn="hash-moe", n_experts=3)
-    for lookup in (((1, 2), (1,)), ((1,), (5, 6))):
-        with pytest.raises(InputError, match="mean of experts"):
-            check_lookup(experts, lookup)
-        check_lookup(CONFIG, lookup)
-    check_lookup(experts, ((4, 4), (5,)))

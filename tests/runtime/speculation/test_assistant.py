@@ -128,7 +128,12 @@ def test_its_memory_is_in_the_plan_where_it_is_loaded(
     assert 0 < found.weights - plain.weights <= most if there else found.weights == plain.weights
 
 
-def test_tokens_that_are_none_are_an_error(exported: Exported, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("token", "said"), [(-1, "assistant drafts token -1; "), (1 << 30, "assistant at position")]
+)
+def test_tokens_that_are_none_are_an_error(
+    token: int, said: str, exported: Exported, tmp_path: Path
+) -> None:
     """Their numbers come from a file, and the rows of drafts are looked up before anything checks them."""
     path = shutil.copytree(exported.path, tmp_path / "bundle")
     manifest = stem_edge.open_bundle(path).manifest
@@ -138,6 +143,6 @@ def test_tokens_that_are_none_are_an_error(exported: Exported, tmp_path: Path) -
         pytest.skip("without clusters, all tokens are scored")
     with (path / plan.file).open("r+b") as file:
         file.seek(order.tensor.offset)
-        file.write(np.full(V, -1, np.int32).tobytes())
-    with pytest.raises(BackendError, match="the assistant drafts token -1; "):
+        file.write(np.full(V, token, np.int32).tobytes())
+    with pytest.raises(BackendError, match=said):
         stem_edge.load(path, threads=1, speculate=True)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from installed import needs_ggml
 from interrupts import interrupted
 from loading import load_fixed
 from threads import tokens
-
-import stem_edge
 
 pytestmark = needs_ggml
 IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()
@@ -56,31 +53,3 @@ def test_closing_frees_everything(tiny_gguf: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CLOSED, str(tiny_gguf), str(tmp_path)]
     grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert int(grown) < 1 << 19
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", ["q4_0", "q4_k_m", "q8_0", "f16"])
-def test_quantized_backbones_token_by_token(
-    weights: Any, wide_checkpoint: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    exported = stem_edge.export_bundle(wide_checkpoint, out, engine="ggml", type=weights)
-    assert exported.manifest.report.divergence < 0.05
-    with load_fixed(out) as model:
-        greatest = np.abs(model.logits(IDS)).max()
-        chunks = list(model.generate(IDS[:3], max_new_tokens=30, logprobs=0))
-        ids = [token for chunk in chunks for token in chunk.token_ids]
-        logits = model.logits(IDS[:3] + ids)[2:-1]
-    # Kernels for one token and for many round activations differently.
-    logits = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    steps = [one.logprob for chunk in chunks for one in chunk.logprobs or ()]
-    assert np.abs(logits[np.arange(len(ids)), ids] - steps).max() < 0.1 * greatest
-
-
-@pytest.fixture(scope="module")
-def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with rows of 256 values, because K-quants need them."""
-    from make_checkpoint import Shape, write_checkpoint
-
-    shape = Shape(dim=256, n_layers=2, d_ff=512, stem_layers=(1,))
-    return write_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", shape)

@@ -21,7 +21,7 @@ WIDE = {"dim": 256, "d_ff": 256, "head_dim": 64, "n_heads": 4}
 
 @needs_ggml
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["q4_k_m", "q6_k", "q4_0"])
+@pytest.mark.parametrize("weights", ["q4_k_m", "q6_k", "q4_0", "q8_0", "f16"])
 def test_kernels_for_any_number_of_tokens(weights: str, tmp_path: Path) -> None:
     """Sequences end one after the other, so that steps have 40, 39, ... and 1 of them."""
     write(tmp_path / "checkpoint", ModelConfig(**(SIZES | WIDE)))

@@ -59,18 +59,3 @@ def test_slots_hold_the_rows_of_their_records(
         # Scales are float16 in blocks: 11 bits of precision.
         np.testing.assert_allclose(found[places], expected, rtol=2**-11, atol=1e-7)
         assert not found[[2, 5, 6]].any()
-
-
-def test_rewriting_a_slot_leaves_the_others() -> None:
-    layout = layout_of("int4", 32, "fp32", ((64,),))
-    records = pack_records(
-        layout, [np.random.default_rng(n).standard_normal((6, 64), np.float32) for n in LAYERS]
-    )
-    slots = BlockSlots(layout, 6)
-    slots.write(np.arange(6), records)
-    before = [part.copy() for parts in slots.rows for part in parts]
-    slots.write(np.array([2]), records[5:6])
-    after = [part for parts in slots.rows for part in parts]
-    for old, new in zip(before, after, strict=True):
-        assert np.array_equal(new[2], old[5])
-        assert np.array_equal(np.delete(new, 2, axis=0), np.delete(old, 2, axis=0))

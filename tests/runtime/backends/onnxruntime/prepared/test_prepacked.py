@@ -14,7 +14,6 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from loading import load_fixed
-from prompt_graph import without_prompt_graph
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
@@ -55,24 +54,6 @@ def own(made: Path, tmp_path: Path) -> Path:
     """A copy of that folder."""
     shutil.copytree(made, tmp_path / "own")
     return tmp_path / "own"
-
-
-@pytest.mark.parametrize("prefill", [True, False])
-def test_the_same_logits_from_its_files(bundle: Path, tmp_path: Path, prefill: bool) -> None:
-    path = bundle if prefill else without_prompt_graph(bundle, tmp_path / "bundle")
-    with load_fixed(path, threads=1) as model:  # which is too small to be prepared by itself
-        expected = model.logits(IDS)
-    cache = tmp_path / "cache"
-    assert prepare(path, cache) == 0
-    with load_fixed(path, cache_dir=cache, threads=1) as model:
-        assert np.array_equal(model.logits(IDS), expected)
-        if sys.platform == "linux":
-            maps = Path("/proc/self/maps").read_text()
-            for part in ("step", "prefill"):
-                assert (f"{folders(cache)[0]}/{part}.onnx.data" in maps) == (
-                    prefill or part == "step"
-                )
-    assert not (folders(cache)[0] / "head.onnx.data").exists()  # its weights are the step's
 
 
 def test_a_small_backbone_is_not_prepared(bundle: Path, tmp_path: Path) -> None:
