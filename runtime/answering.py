@@ -259,8 +259,8 @@ class Answering(ModelText):
         Any thread may call it. A step that is running completes first. Later uses of the model raise
         InputError. In a forked process it does nothing, because the parent process owns the model.
         """
-        if self._opened_chat is not None:
-            self._opened_chat.close()
+        if "chat" in vars(self):
+            self.chat.close()
         try:
             if not self.engine.forked:
                 self._prefixes.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stem_edge.bundle.manifest import TOKENIZER_CONFIG
@@ -22,17 +22,12 @@ class ModelText:
 
     def __init__(self, bundle: Bundle, text: TextCodec) -> None:
         self.bundle, self._text = bundle, text
-        self._opened_chat: Chat | None = None
-        self._opening = threading.RLock()  # re-entrant, for a signal handler
 
-    @property
+    @cached_property
     def chat(self) -> Chat:
-        with self._opening:
-            if self._opened_chat is None:
-                from stem_edge.runtime.text.chat import Chat  # only for conversations
+        from stem_edge.runtime.text.chat import Chat  # only for conversations
 
-                self._opened_chat = Chat(self.bundle.file(TOKENIZER_CONFIG), self._text)
-            return self._opened_chat
+        return Chat(self.bundle.file(TOKENIZER_CONFIG), self._text)
 
     @property
     def config(self) -> ModelConfig:

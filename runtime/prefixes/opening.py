@@ -34,6 +34,5 @@ def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
         "processor": cpu_digest(),
         "threads": options.cpus,
         "prefill graph": plan.prefill,
-        "weights": options.weights,  # "stored" ones are multiplied by other kernels
     }
     return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))

@@ -40,16 +40,12 @@ class KvWindow:
         """Make room for `count` tokens from a position on; return the position of the token in the first row.
 
         No row that a step at this position reads is dropped, so a step that failed can be repeated. After an
-        interrupted call, the arrays are usable only from position 0 on. Raises ValueError for more tokens than can fit.
+        interrupted call, the arrays are usable only from position 0 on.
         """
         if not position:
             self.dropped = self.settled = 0
-        if position < self.earliest:
-            raise ValueError(f"a step at {position}; expected 0, or at least {self.earliest}")
         if position - self.dropped + count > self.capacity:
             first = self._first(position)
-            if (most := self.capacity - position + first) < count:
-                raise ValueError(f"a step has {count} tokens; expected up to {most}")
             by = first - self.dropped
             self.dropped = sys.maxsize  # it stays so if an interrupt comes now
             for start in range(0, position - first, by):
