@@ -1,7 +1,7 @@
 """The prefix cache on disk: a folder of files with the KV caches of prompts, for later runs.
 
 The least recently used files are evicted. If the folder or a file is faulty, the prompt is computed instead.
-Several processes may share a folder: a file gets its name, a digest of fingerprint and token ids, when complete.
+Several processes may share a folder: a file gets its name, a digest of model, options and token ids, when complete.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ MOST_FILES = 4096
 
 
 class PrefixFolder:
-    """The prefix files that a loaded model can use: those with its fingerprint of model and options.
+    """The prefix files that a loaded model can use: those whose names begin with its key.
 
-    fingerprint: everything on which keys and values depend, except token ids. The size limit covers prefix
-    files of all fingerprints. Other files are neither counted nor touched.
+    key: a digest of everything on which keys and values depend, except token ids. The size limit covers
+    prefix files of all keys. Other files are neither counted nor touched.
     """
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
-        self._path, self._key = path, digest(fingerprint)
+    def __init__(self, path: Path, key: str) -> None:
+        self._path, self._key = path, key
         self._known: dict[Path, PromptKey] | None = None
         self._lock = threading.RLock()  # several threads may generate
 

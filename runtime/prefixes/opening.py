@@ -1,11 +1,10 @@
-"""Opens the folder of cached prompts on disk, and computes the fingerprint of its usable files."""
+"""Opens the folder of cached prompts on disk."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from stem_edge.bundle.manifest import encode_manifest
+from stem_edge.bundle.manifest import digest, encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.files.names import cache_folder
 from stem_edge.runtime.backends.engines import versions
@@ -21,18 +20,7 @@ def open_folder(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> Prefi
     path = (
         Path(given) if isinstance(given, str | Path) else cache_folder(options.cache_dir) / FOLDER
     )
-    return PrefixFolder(path, fingerprint(bundle, plan, options))
-
-
-def fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
-    """Return a text that lists everything on which keys and values depend, except token ids."""
-    facts: dict[str, object] = {
-        **versions(plan.engine),
-        "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
-        "engine": plan.engine,
-        "kv": plan.kv,
-        "processor": cpu_digest(),
-        "threads": options.cpus,
-        "prefill graph": plan.prefill,
-    }
-    return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
+    # Everything on which keys and values depend, except token ids.
+    code = sorted(versions(plan.engine).items())
+    computing = plan.kv, cpu_digest(), options.cpus, plan.prefill
+    return PrefixFolder(path, digest(encode_manifest(bundle.manifest), code, *computing))
