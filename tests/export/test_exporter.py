@@ -108,17 +108,6 @@ def test_an_export_that_ends_early_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_export_left_is_removed(
-    tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    left = tmp_path / ".stem-edge-out" / "tables.zarr" / "records" / "c" / "9"
-    left.mkdir(parents=True)
-    (left / "0").write_bytes(b"x")
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", type="fp32", rows="int8")
-    assert contents(tmp_path / "out") == contents(tiny_bundle)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", Shape(vocab_size=250))
     with pytest.raises(CheckpointError, match="the tokenizer has 258 ids, but the model only 250"):

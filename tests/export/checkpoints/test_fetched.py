@@ -134,21 +134,3 @@ def test_a_gguf_file_is_fetched_by_its_name(
     assert checkpoint_folder(f"hf:{NAME}@{commit}:{file}") == path
     with pytest.raises(HubError):
         checkpoint_folder(f"hf:{NAME}:other.gguf")
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        (f"hf:{NAME}:c.gguf", "has no file c.gguf, found a.gguf, q8/b.gguf"),
-        (f"hf:{NAME}:b.gguf", "has no file b.gguf, found a.gguf"),
-        (
-            f"hf:{NAME}",
-            r"has GGUF files, a.gguf, .*; give one of them, like hf:acme/checkpoint:a.gguf",
-        ),
-    ],
-)
-def test_gguf_files_that_are_not_named_right(hub: HubServer, name: str, part: str) -> None:
-    hub.models[NAME] = Model()
-    hub.models[NAME].commit({file: Blob(b"data") for file in GGUFS - {"config.json"}})
-    with pytest.raises(CheckpointError, match=part):
-        checkpoint_folder(name, progress=False)

@@ -98,8 +98,8 @@ CASES: list[tuple[str, Callable[[], object], type[StemEdgeError], str]] = [
     ("how a name begins", lambda: named("Sm"), InputError, "did you mean Small.Q4_0?"),
     ("no name", lambda: open_bundle("other"), BundleError, "other"),
     ("two of a name", lambda: named("twice"), InputError, "2 kept models are called twice"),
-    ("no such file", lambda: stem_edge.load("hf:acme/ggufs:c.gguf"), CheckpointError, "found a.gguf"),
-    ("which file", lambda: stem_edge.load("hf:acme/ggufs"), CheckpointError, "one of them, like hf:acme/ggufs:a.gguf"),
+    ("no such file", lambda: stem_edge.load("hf:acme/ggufs:b.gguf"), CheckpointError, "no file b.gguf, found a.gguf, q8/b.gguf"),
+    ("which file", lambda: stem_edge.load("hf:acme/ggufs"), CheckpointError, "GGUF files, a.gguf, q8/b.gguf; give one of them, like hf:acme/ggufs:a.gguf"),
 ]  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_what_is_refused(
     for key, name in (("0" * 12, "Small.Q4_0"), ("1" * 12, "twice"), ("2" * 12, "twice")):
         shutil.copytree(DEMO, cache / MADE / key / name)
     hub.models["acme/ggufs"] = Model()
-    hub.models["acme/ggufs"].commit({"a.gguf": Blob(b"GGUF"), "b.gguf": Blob(b"GGUF")})
+    hub.models["acme/ggufs"].commit({"a.gguf": Blob(b"GGUF"), "q8/b.gguf": Blob(b"GGUF")})
     refused(call, error, words)
 
 
