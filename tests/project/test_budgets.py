@@ -165,7 +165,7 @@ def options_of_export() -> int:
 BUDGETS = {
     "package, lines": Budget(package_lines, 39_550),
     "tools, lines": Budget(lambda: lines_in("tools"), 3_355),
-    "tests, lines": Budget(lambda: lines_in("tests"), 35_132),
+    "tests, lines": Budget(lambda: lines_in("tests"), 35_064),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_610),
     "classes": Budget(package_classes, 346),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
