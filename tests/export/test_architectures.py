@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch_model
-from architectures import HASHED, SIZES, VARIANTS, Tensors, write
+from architectures import SIZES, VARIANTS, Tensors, write
 from tiers import slow_but
 from torch import Tensor
 from torch.nn import functional
 
 import stem_edge
 from stem_edge.config import ModelConfig
-from stem_edge.errors import ExportError
 from stem_edge.layers import FFN_TERMS
 
 TOLERANCE, MIXTURE = 1e-4, "mixture of rows"
@@ -38,12 +37,6 @@ def test_quantized_bundles_stay_close(name: str, bits: Any, nats: float, tmp_pat
     report = out.manifest.report
     assert report.divergence < nats
     assert report.prefill_divergence is not None and report.prefill_divergence < nats
-
-
-def test_experts_of_16_bits_are_refused(tmp_path: Path) -> None:
-    path, _, _ = write(tmp_path / "checkpoint", ModelConfig(**(SIZES | HASHED)))
-    with pytest.raises(ExportError, match="experts"):
-        stem_edge.export_bundle(path, tmp_path / "out", rows="fp16")
 
 
 def test_another_gated_ffn_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
