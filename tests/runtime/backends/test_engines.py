@@ -76,4 +76,4 @@ def test_a_damaged_header_changes_no_token_and_is_found(
     copy = damaged(tiny_gguf, tmp_path, at, value)
     assert greedy(copy) == greedy(tiny_gguf)
     assert main(["verify", str(copy)]) == 1
-    assert GGUF in capsys.readouterr().err
+    assert GGUF in capsys.readouterr().out
