@@ -43,7 +43,6 @@ FILES = [
     "stem_edge/graph/test_steps.py",
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",
-    "stem_edge/bundle/edit_files/test_schemes.py",
     *(f"runtime/rows/test_{name}.py" for name in ("store", "cache", "edits")),
     "runtime/lookups/test_overlay.py",
     "runtime/test_sampling.py",
