@@ -74,7 +74,7 @@ class OrtLoader:
         """Times of decoding steps with this number of threads, measured when repacked weights were saved; else None."""
         if self._prepared is None or self._streams:
             return None
-        steps = self._prepared.record.for_load(exact=self._options.exact).steps
+        steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
     def prepare(self) -> None:
@@ -139,7 +139,7 @@ class OrtLoader:
             backend = OrtBackend(config, graphs, slots, cpus, kv)
         else:
             more = prepared.apart_steps, prepared.give_back_read_pages
-            rows = prepared.record.for_load(exact=self._options.exact).rows
+            rows = prepared.record.rows
             limited = self._options.memory is not None
             backend = OrtBackend(config, graphs, slots, cpus, kv, *more, rows=rows, sparing=limited)
             files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]

@@ -44,7 +44,7 @@ from stem_edge.system.child import end_with_parent
 from stem_edge.system.memory import give_back_freed_blocks
 from stem_edge.tables.windows import last_rows
 
-# Loads pad single tokens to two if a step takes at most this many times as long. An assistant's drafts need padding.
+# Single tokens are padded to two if a step takes at most this many times as long. An assistant's drafts need padding.
 PADDING, PADDING_FOR_ASSISTANT = 1.05, 1.25
 PADDING_ROUNDS = 8  # measurements of both steps in turns, of which the fastest count
 
@@ -94,20 +94,20 @@ def _measured(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> 
     graphs = prepared.graph_sources(bundle, prefill=False, kv=kv)
     apart_steps = prepared.apart_steps
     backend = OrtBackend(config, graphs, slots, threads, kv, apart_steps, rows="any", sparing=True)
-    steps, pads = MeasuredSteps(backend, ids, rows), False
+    steps = MeasuredSteps(backend, ids, rows)
     chosen: Rows = "any" if steps.same_in_batches and steps.same_bits else ""
     if not steps.same_bits:
         backend.loaded = replace(backend.loaded, rows="even")
         even = MeasuredSteps(backend, ids, rows)
-        if even.same_bits:
-            most = PADDING_FOR_ASSISTANT if bundle.manifest.assistant else PADDING
-            turns = [(even.seconds(1), steps.seconds(1)) for _ in range(PADDING_ROUNDS)]
-            padded, alone = (min(times) for times in zip(*turns, strict=True))
-            steps, chosen, pads = even, "even", padded <= most * alone
+        most = PADDING_FOR_ASSISTANT if bundle.manifest.assistant else PADDING
+        turns = [(even.seconds(1), steps.seconds(1)) for _ in range(PADDING_ROUNDS)]
+        padded, alone = (min(times) for times in zip(*turns, strict=True))
+        if even.same_bits and padded <= most * alone:
+            steps, chosen = even, "even"
     if not (steps.same_bits or steps.same_in_batches):
         return prepared.record
     costs = msgspec.structs.replace(steps.costs(), threads=threads)
-    return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen, pads=pads)
+    return msgspec.structs.replace(prepared.record, steps=costs, rows=chosen)
 
 
 def _synced(path: Path) -> str:

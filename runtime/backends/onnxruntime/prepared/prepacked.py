@@ -50,13 +50,6 @@ class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     files: dict[str, tuple[Size, int, str]]
     steps: StepCosts | None = None  # of decoding; None if the context is too short to measure them
     rows: Rows = ""
-    pads: bool = False  # if rows is "even": padding takes little time
-
-    def for_load(self, *, exact: bool) -> PreparedRecord:
-        """Return the record as a load uses it, which pads single tokens only if that takes little time, or for `exact`."""
-        if self.rows != "even" or self.pads or exact:
-            return self
-        return msgspec.structs.replace(self, rows="", steps=None)
 
 
 class Prepacked(NamedTuple):
