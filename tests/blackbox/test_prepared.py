@@ -100,5 +100,6 @@ def test_drafts_where_steps_of_several_tokens_round_alike(
         told.tell([*prompt, *plain.ids], 5)
         assert answered(model, prompt, max_new_tokens=24).ids == plain.ids
         drafted = model.stats.drafted_tokens > model.stats.accepted_tokens > 0
-        # Without VNNI, blocks of 32 round by the number of tokens in a step, and blocks of 64 take longer for two.
-        assert drafted or (products_saturate() and not model.stats.drafted_tokens)
+        # Without VNNI, blocks of 32 round by the number of tokens in a step. Others may take too long for two tokens.
+        nothing = block == 64 or products_saturate()
+        assert drafted or (nothing and not model.stats.drafted_tokens)
