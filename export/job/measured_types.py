@@ -18,7 +18,7 @@ from stem_edge.progress import Progress
 
 # Share of the cost of rounding to nearest that remains with GPTQ. Measured with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
-LEFT_IN_SPLIT_HEAD = 0.11  # the same of a head's cost with 8 bits for the greatest logits
+LEFT_IN_SPLIT_HEAD = 0.11  # the same share of Cost.left
 # Costs are measured on this many tokens: pieces from the whole text, joined to one sequence.
 COST_TOKENS, PIECE_TOKENS = 128, 8
 # Values of a head that is stored with 4 bits: its greatest logits get 4 lower bits (BackboneFormat.split). This saves no

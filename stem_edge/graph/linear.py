@@ -110,8 +110,8 @@ class Products:
         bits = self.format.bits(name)
         if bits == 32:
             if self.format.tied:
-                stored = self.plan.of(name, Floats)[0].tensor
-                weight = self.graph.weight(replace(stored, name=name))
+                (stored,) = self.plan.of(name, Floats)
+                weight = self.graph.weight(replace(stored.tensor, name=name))
             else:
                 weight = self.matrix(name, shape)
             return self.graph.add("Gather", [weight, ids], result)

@@ -15,7 +15,7 @@ from stem_edge.graph.weight_plan import Blocks
 
 def split_rows(products: Products, ids: str, result: str) -> str:
     """Emit `result`: rows `ids` [B, T] of the embedding, as float32 [B, T, K]."""
-    graph, item = products.graph, products.plan.of("embedding", Blocks)[0]
+    graph, (item,) = products.graph, products.plan.of("embedding", Blocks)
     high = products.gathered(item, "embedding", ids, f"{result}.high")
     low = [_low_rows(products, ids, f"{result}.steps"), graph.float(1 / LOW_STEPS)]
     return graph.add("Add", [high, graph.add("Mul", low, f"{result}.low")], result)

@@ -46,7 +46,7 @@ from stem_edge.tables.windows import last_rows
 
 # Single tokens are padded to two if a step takes at most this many times as long. An assistant's drafts need padding.
 PADDING, PADDING_FOR_ASSISTANT = 1.05, 1.25
-PADDING_ROUNDS = 8  # measurements of both steps in turns, of which the fastest count
+PADDING_ROUNDS = 16  # measurements of both steps in turns, of which the fastest count
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:

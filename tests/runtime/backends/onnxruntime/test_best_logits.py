@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from architectures import SIZES, write
 from formats import export_as, usual_format
 
 import stem_edge
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.config import ModelConfig
+from stem_edge.errors import BundleError
 from stem_edge.export.job import measured_types, plan, recipe
 from stem_edge.graph.formats import BEST, WeightType
 
@@ -53,3 +56,15 @@ def test_only_the_greatest_are_as_exact_as_8_bits(
         assert chosen.manifest.backbone is not None
         types = [chosen.manifest.backbone.type_of(kind) for kind in ("embedding", "head")]
         assert types == ["int8", head]
+
+
+def test_a_manifest_with_another_format_is_refused(tmp_path: Path) -> None:
+    path, *_ = write(tmp_path / "checkpoint", CONFIG, tokens=8)
+    file = export_as(path, tmp_path / "out", usual_format("fp32"), rows="fp32").path / MANIFEST
+    manifest = json.loads(file.read_text())
+    for kinds, offsets in (("fp32", False), ("int8", True)):
+        types = {"embedding": kinds, "head": "int4"}
+        manifest["backbone"] |= {"tied": True, "kinds": types, "offsets": offsets}
+        file.write_text(json.dumps(manifest))
+        with pytest.raises(BundleError, match="this model cannot be stored in this format"):
+            stem_edge.load(file.parent)
