@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from stem_edge.bundle.checked_tokenizer import TokenizerMemory
 from stem_edge.text.tokenizer_steps import check_model
@@ -33,6 +34,8 @@ _FIELDS = (
     *("type", "dropout", "unk_token", "unk_id", "continuing_subword_prefix", "end_of_word_suffix"),
     *("max_input_chars_per_word", "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"),
 )
+# Not a dict, which would keep the millions of other fields that a file can have.
+_Model = msgspec.defstruct("_Model", [(name, msgspec.Raw | UnsetType, UNSET) for name in _FIELDS])
 
 _TEXT, _SPACE = rb'"[^"\\]*(?:\\.[^"\\]*)*"', rb"[ \t\r\n]*"
 _COMMA = _SPACE + b"," + _SPACE
@@ -58,8 +61,8 @@ def check_tokens(
     Removes dropout, because it makes the ids of a text random. Raises ValueError.
     added_nbytes: bytes of the added tokens' texts, to be included in the memory.
     """
-    given = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    fields = {name: given[name] for name in _FIELDS if name in given}
+    given = msgspec.structs.asdict(msgspec.json.decode(raw, type=_Model))
+    fields = {name: value for name, value in given.items() if value is not UNSET}
     check_model(fields)
     vocab = fields.get("vocab", msgspec.Raw(b"null"))
     nodes = merges = 0

@@ -116,6 +116,7 @@ def test_a_tokenizer_that_takes_more_than_the_limit_is_not_loaded(
     ("size", "kind"),
     [
         (49_152, "BPE"),
+        (100, "BPE with unknown fields"),
         pytest.param(262_144, "BPE", marks=pytest.mark.slow),
         pytest.param(262_144, "BPE with spaces", marks=pytest.mark.slow),
         pytest.param(100_000, "Unigram", marks=pytest.mark.slow),
@@ -125,6 +126,8 @@ def test_a_tokenizer_that_takes_more_than_the_limit_is_not_loaded(
 def test_memory_is_as_forecast(tmp_path: Path, size: int, kind: str) -> None:
     """At most a few MB more, and not much less; the kept part includes Python's own."""
     model = bpe(size, extra="a b" if kind == "BPE with spaces" else "")
+    if kind == "BPE with unknown fields":
+        model |= dict.fromkeys(map(str, range(300_000)))
     if kind == "Unigram":
         model = {"type": kind, "unk_id": 0, "vocab": [[token, -1] for token in model["vocab"]]}
     if kind == "WordLevel":
