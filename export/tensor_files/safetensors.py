@@ -27,6 +27,7 @@ from stem_edge.export.tensor_files.tensor import (
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MAX_HEADER_NBYTES = 100_000_000  # of the library
 
 
 class TensorFiles:
@@ -134,11 +135,12 @@ def _read(file: SourceFile) -> dict[str, Tensor]:
     # other tools would read other tensors from it.
     if what is not None and (head[8:9] != b"{" or head.startswith(ZIP)):
         raise ValueError(f"it is {what}")
+    length = int.from_bytes(head[:8], "little")
+    # Checked first, because the library takes ten times the bytes of a header. It refuses other lengths.
+    header = file.read(8, length) if length <= min(file.nbytes - 8, MAX_HEADER_NBYTES) else b""
+    check_json(header)
     with safe_open(file.path.resolve(), "np"):
         pass  # it raises an error unless the tensors fill the file, each with the bytes of its shape
-    length = int.from_bytes(file.read(0, 8), "little")
-    header = file.read(8, length)
-    check_json(header)
     fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     fields.pop("__metadata__", None)
     tensors = dict[str, Tensor]()

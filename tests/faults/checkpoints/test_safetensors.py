@@ -74,7 +74,8 @@ def test_c6_a_header_of_millions_of_values_is_refused_before_it_fills_the_memory
     tmp_path: Path,
 ) -> None:
     header = {"a": HEADER["a"] | {"shape": [2, 3] + [1] * 5_000_000}, "b": HEADER["b"]}
-    opened(tmp_path, encoded(header), "more than 4194304 values")
+    for each in (header, b"," * 5_000_000):  # the library does not see them
+        opened(tmp_path, encoded(each), "more than 4194304 values")
 
 
 FILES: list[tuple[bytes, str]] = [
