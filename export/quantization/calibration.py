@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,12 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
     """
     path = SHIPPED if file is None else Path(file)
 
+    @cache  # built once, and not for files of ids
+    def tokenizer() -> Tokenizer:
+        return Tokenizer.from_str(converted.json)
+
     def encode(text: str, _: bool) -> list[int]:
-        tokenizer = Tokenizer.from_str(converted.json)
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = tokenizer().encode(text, add_special_tokens=False).ids
         return ids
 
     return read_ids(path, encode, vocab_size)

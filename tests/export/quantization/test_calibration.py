@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from formats import export_as, format_with
 from installed import ENGLISH
+from tokenizers import Tokenizer
 
 import stem_edge
-from stem_edge.errors import ExportError
+from stem_edge.errors import InputError
 from stem_edge.export.quantization import calibration as module
 from stem_edge.export.quantization.calibration import judged_ids, read_token_ids
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
+from stem_edge.text import token_file
 
 WHOLE = Path(module.__file__).with_name("calibration.txt")
 BYTES = convert_tokenizer("bytes", None, add_bos=True)
@@ -25,13 +28,20 @@ def test_the_texts_are_those_that_exports_were_measured_on() -> None:
     assert [zlib.crc32(path.read_bytes()) for path in (WHOLE, ENGLISH)] == [3694919498, 2684808664]
 
 
-def test_a_text_a_npy_and_raw_ids_count_the_same(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    ids = list(b"one two two")
+def test_a_text_a_npy_and_raw_ids_count_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer is built once, although a text is read in pieces."""
+    library = Mock(wraps=Tokenizer)
+    monkeypatch.setattr(module, "Tokenizer", library)
+    monkeypatch.setattr(token_file, "READ_CHARS", 4)
+    ids = list(b"one\ntwo\ntwo")
     (tmp_path / "a.txt").write_bytes(bytes(ids))
     np.save(tmp_path / "a.npy", np.array(ids))
     np.array(ids, "<i4").tofile(tmp_path / "a.int32")
     for name in ("a.txt", "a.npy", "a.int32"):
         assert read_token_ids(tmp_path / name, BYTES, 300).tolist() == ids
+    library.from_str.assert_called_once()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +56,7 @@ def test_a_text_a_npy_and_raw_ids_count_the_same(tmp_path: Path, tiny_checkpoint
 )
 def test_files_that_are_no_token_ids(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(InputError, match=message):
         read_token_ids(tmp_path / name, BYTES, 300)
 
 
