@@ -36,9 +36,10 @@ def read_ids(path: Path, encode: Callable[[str, bool], Sequence[int]], vocab_siz
         ) from error
     some = ids.ndim == 1 and ids.dtype.kind in "iu" and ids.size
     if not some or ids.min() < 0 or ids.max() >= vocab_size:
+        other = f"shape {list(ids.shape)} of {ids.dtype.name}" if ids.size else "none"
         raise InputError(
             f"{path}: expected a flat list of token ids from 0 to {vocab_size - 1}; found "
-            f"{f'{ids.min()} to {ids.max()}' if some else 'none'}"
+            f"{f'{ids.min()} to {ids.max()}' if some else other}"
         )
     return ids.astype(np.int64)
 
