@@ -87,7 +87,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "head_dim": 32,
             "sliding_window": None,
-            "rope_parameters": STEEP | {"truncate": False},
+            "rope_parameters": STEEP | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False},
         },
     ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),

@@ -54,8 +54,10 @@ def _scaling(kind: str, given: dict[str, Any], context: int) -> RopeScaling | No
         fields["original_context"] = fields.pop(CONTEXT, None) or context
     if kind == "yarn":
         fields.setdefault("factor", context / fields["original_context"])
-        usual = 0.1 * math.log(max(1, fields["factor"])) + 1
-        fields.setdefault("attention_factor", usual)
+        scales = fields.pop("mscale", None), fields.pop("mscale_all_dim", None)
+        one, other = scales if all(scales) else (1, 0)
+        growth = 0.1 * math.log(max(1, fields["factor"]))
+        fields.setdefault("attention_factor", (one * growth + 1) / (other * growth + 1))
         fields = {name: value for name, value in fields.items() if value or "beta" not in name}
     elif kind == "proportional":
         fields["share"] = fields.pop("partial_rotary_factor", 1.0)
