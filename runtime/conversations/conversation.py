@@ -11,6 +11,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.scheduling.request import Chunk
 from stem_edge.runtime.text.chat import Messages
+from stem_edge.runtime.text.codec import shorten
 from stem_edge.text.messages import Object, checked_messages
 from stem_edge.text.thoughts import LAST_TOKENS, ThoughtParser
 
@@ -78,6 +79,12 @@ class Conversation:
         self.close()
         self._model.engine.check_usable()
         ids = self._model.chat.ids(history, template_arguments=self._template_arguments)
+        held, most = self._model.plan.context_length, self._model.config.max_context
+        if len(ids) > held:
+            raise InputError(
+                f"with this message the conversation has {len(ids)} tokens, the context holds {held}; undo turns or "
+                f"begin a new conversation (in run: /undo or /new), or {shorten(held, most)}"
+            )
         params, parser = params_of(params, options), None
         thoughts = self._model.chat.thoughts if params.grammar is None else None
         if thoughts is not None:

@@ -148,7 +148,7 @@ def test_messages_that_are_refused_are_not_kept(loaded: Model) -> None:
     with pytest.raises(InputError) as caught:
         conversation.send(long)
     count = len(loaded.tokenize("".join([*(m["content"] for m in before), " ", long])))
-    for part in (f"has {count} tokens, the context holds 64", "context_length (up to 256)"):
+    for part in (f"has {count} tokens, the context holds 64", "undo", "context_length (up to 256)"):
         assert part in str(caught.value)
     texts: list[Any] = ["<|fim_prefix|>", 3, None, "x" * (1 << 20)]
     for text in texts:

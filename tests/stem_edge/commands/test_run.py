@@ -171,7 +171,7 @@ def test_commands(
         ("x" * 600_000, [], "a message of more than 524,288 characters"),
         ('"""\n' + "x\n" * 300_000, [], "a message of more than 524,288 characters"),
         ("", [FRANCE, "-p", PERU], "more than one prompt"),
-        (FRANCE * 60, [], "shorten it: this model takes no longer context\n"),
+        (FRANCE * 60, [], "/undo or /new), or shorten it: this model takes no longer context\n"),
         (FRANCE, ["--context-length", "4"], "or load with a larger --context-length (up to 256)"),
     ],
 )
