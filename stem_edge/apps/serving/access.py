@@ -56,8 +56,8 @@ class Access:
             self._held += nbytes
             if nbytes > 0 and held > SMALL_NBYTES and self._held > TOGETHER_NBYTES:
                 raise RefusalError(
-                    "requests and answers take too much memory; ask for fewer or shorter answers, for "
-                    "fewer log probabilities, or try again later",
+                    "requests and answers take too much memory; send less, ask for fewer or shorter "
+                    "answers, for fewer log probabilities, or try again later",
                     status=BUSY if held <= TOGETHER_NBYTES else 413,
                 )
 
