@@ -26,7 +26,7 @@ from stem_edge.bundle.hub.names import shown_name
 from stem_edge.bundle.manifest import FORMAT_VERSION, MANIFEST, digest
 from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import ExportError, InputError
+from stem_edge.errors import ExportError, InputError, OutOfMemoryError
 from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.disk import write_whole
@@ -37,10 +37,12 @@ from stem_edge.graph.formats import ENGINES, EngineName
 from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.first_load.making import fetched, make
-from stem_edge.shown import printable
+from stem_edge.shown import format_size, printable
+from stem_edge.system.memory import available_memory
 
 RECORD, LOCK = "made.json", ".lock"
 MAX_RECORD_NBYTES = 1 << 24
+MAKING_NBYTES = 10**9  # memory to export a checkpoint folder: 934 MB were measured
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +156,12 @@ def _make(root: Path, source: Source, progress: bool | None) -> None:
             remove_tree(bundle, root)
     path = Path(source.path)
     how = ", which takes minutes" * path.is_dir()
+    needed = min(MAKING_NBYTES, 2 * sum(size for size, _ in source.files.values()) + (200 << 20))
+    if path.is_dir() and (free := available_memory()) < needed:
+        raise OutOfMemoryError(
+            f"{path}: making its bundle takes up to {format_size(needed)} of memory, and {format_size(free)} "
+            "are free; free some, or export it on a larger machine"
+        )
     tell(f"reading {printable(path.name)} to make a bundle of it, once, in {root}{how}", progress)
     try:
         make_folders(root)

@@ -215,6 +215,7 @@ REFUSED: dict[str, tuple[type[StemEdgeError], str]] = {
     "no checkpoint": (CheckpointError, "m.gguf"),
     "no process": (ExportError, "cannot start"),
     "killed": (OutOfMemoryError, "was killed"),
+    "no memory": (OutOfMemoryError, "and 1 kB are free; free some, or export it"),
     "crashed": (ExportError, "ended (SIGABRT)"),
     "interrupted": (ExportError, "ended (exit status 130)"),
     "refused": (InputError, "Ctrl-C reaches it: False"),
@@ -226,6 +227,10 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, folder = one_file(tmp_path), tmp_path / "cache"
     if case == "no cache":
         folder.touch()
+    if case == "no memory":
+        (path := tmp_path / "hf").mkdir()
+        (path / "config.json").write_text("{}")
+        monkeypatch.setattr(made, "available_memory", lambda: 1000)
     codes = {"killed": "import os; os.kill(os.getpid(), 9)", "crashed": "import os; os.abort()"}
     codes["interrupted"] = "raise SystemExit(130)"
     told = f"InputError: {path}: try again; Ctrl-C reaches it:"
