@@ -36,6 +36,12 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
 class Answering(ModelText):
     """The methods of Model that process one sequence: generate, logits, edits. Thread-safe."""
 
+    def __new__(cls, *parts: object) -> Self:
+        """Raise InputError if a caller writes Model(path) instead of stem_edge.load(path)."""
+        if not parts or isinstance(parts[0], str | Path):
+            raise InputError(f"{cls.__name__} is made by stem_edge.load; use stem_edge.load(path)")
+        return super().__new__(cls)
+
     def __init__(
         self,
         bundle: Bundle,
@@ -249,8 +255,7 @@ class Answering(ModelText):
 
     def _recorder(self) -> Recorder:
         # Another thread may replace self.stats before the next line, so it cannot be read back.
-        stats = GenerationStats(engine=self.plan.engine, provider=self.plan.provider)
-        self.stats = stats
+        self.stats = stats = GenerationStats(engine=self.plan.engine, provider=self.plan.provider)
         return Recorder(stats, self.engine.rows)
 
     def close(self) -> None:

@@ -61,6 +61,8 @@ def test_options_and_params_are_the_same_thing(model: Model) -> None:
         model.generate("The", params, seed=1)
     with pytest.raises(TypeError, match="no option max_tokens; use max_new_tokens"):
         model.generate("The", max_tokens=5)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"use stem_edge.load\(path\)"):
+        Model("x")  # type: ignore[arg-type, call-arg]
     with pytest.raises(InputError, match="the text is of type list; give a str"):
         model.tokenize(["a", "b"])  # type: ignore[arg-type]
     assert model.generate_text("The capital of France is", stop=".") == " Paris"
