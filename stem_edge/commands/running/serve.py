@@ -6,6 +6,8 @@ import argparse
 import os
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -72,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
             origins=args.origins,
         )
         url = url_of(listening)
-        announce(listening, url, has_key=bool(key), has_names=bool(args.allow_host))
+        told = partial(announce, listening, url, has_key=bool(key), has_names=bool(args.allow_host))
         log_to_stderr()
-        server = _Server(program, url)
+        server = _Server(program, url, told)
         server.run(sockets=[listening])
         show_status("")
     if server.compute.failure is not None:
@@ -132,10 +134,10 @@ class _Server(Server):
     an error. The second signal sends these errors at once. The third, or a signal while the model loads, exits.
     """
 
-    def __init__(self, program: Starlette, url: str) -> None:
+    def __init__(self, program: Starlette, url: str, announce: Callable[[], None]) -> None:
         super().__init__(program)
         self.compute: Compute = program.state.service.compute
-        self._deadline, self._url = float("inf"), url
+        self._announce, self._deadline, self._url = announce, float("inf"), url
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -149,6 +151,10 @@ class _Server(Server):
             self._deadline = now + GRACE_SECONDS
             if self.compute.busy:
                 tell(f"finishing answers for at most {GRACE_SECONDS} s; once more to end now")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._announce()  # now, because signals are handled from here on
+        await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Return True if the server must end. uvicorn calls this ten times a second."""

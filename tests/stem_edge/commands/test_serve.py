@@ -117,6 +117,18 @@ def test_a_signal_ends_a_load() -> None:
             assert process.wait(5) in (0, 128 + signal.SIGINT)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_signals_are_handled_once_the_address_is_printed() -> None:
+    code = f"""import os
+from stem_edge.commands import main
+from stem_edge.commands.running import serve
+serve.announce = lambda *_, **__: os.kill(os.getpid(), {signal.SIGINT})
+main.main(["serve", {str(DEMO)!r}, "--port", "0"])
+raise SystemExit("the server did not handle it")"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == 128 + signal.SIGINT
+
+
 def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
     """Ask for a stream, and return its response once it has begun."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
