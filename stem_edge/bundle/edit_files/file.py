@@ -70,7 +70,8 @@ class Edit(
             write_whole(Path(path), data, durable=True)
         except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
             raise InputError(
-                f"{path}: cannot write this edit ({one_line(error)}); choose another path or edit"
+                f"{path}: cannot write this edit ({getattr(error, 'strerror', None) or one_line(error)}); "
+                "choose another path or edit"
             ) from error
 
 
