@@ -19,6 +19,7 @@ from tiers import slow_but
 from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.rows.table_rows import TableRows
 
 PROMPTS = [[5, 6, 7, start, start + 1] for start in range(10, 250, 40)]
 Load = Callable[..., Model]
@@ -226,6 +227,18 @@ def test_k4_the_interpreter_ends_with_a_generation_under_way(
 
 def test_k7_a_model_that_is_dropped_leaves_nothing(engine: EngineName, tiny: Path) -> None:
     next(load_fixed(tiny, engine=engine, threads=1).generate([1, 2]))
+
+
+def test_k7_abandoned_generations_with_edited_ids_leave_no_row(load: Load) -> None:
+    rows = (model := load(slots=64)).engine.rows
+    for number in range(20):
+        stream = model.generate([5, 6, 7], stem_ids=[[1, number + 2], 6, 7], max_new_tokens=20)
+        for _ in range(number % 4):  # some never begin
+            next(stream, None)
+        if number % 2:
+            stream.close()
+    del stream
+    assert isinstance(rows, TableRows) and rows.made == 0
 
 
 @pytest.mark.parametrize("overlap", [True, False])
