@@ -73,12 +73,9 @@ class Chat:
         given, offered = checked_messages(messages), checked_tools(tools)
         arguments = checked_template_arguments(template_arguments)
         if not special_tokens_in_text:
-            for each in (
-                ("messages", given),
-                ("tools", offered),
-                ("template_arguments", arguments),
-            ):
-                self._refuse_special(*each)
+            said = {"messages": given, "tools": offered, "template_arguments": arguments}
+            for name, value in said.items():
+                self._refuse_special(name, value)
         with self._lock:
             self._template = self._template or ChatTemplate(self._path)
         rendered = self._template.render

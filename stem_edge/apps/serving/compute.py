@@ -175,11 +175,8 @@ class Compute:
         Rust panics derive from BaseException: they are caught and reported, too.
         """
         self.failure = error if isinstance(error, Exception) else failed(repr(error))
-        log.error(
-            "the model cannot be used: %s",
-            error,
-            exc_info=None if isinstance(error, StemEdgeError) else error,
-        )
+        unexpected = None if isinstance(error, StemEdgeError) else error
+        log.error("the model cannot be used: %s", error, exc_info=unexpected)
 
     def _step_all(self, model: Model, scheduler: Scheduler) -> None:
         """Compute one step of all answers; if it fails, end all answers with the error."""
@@ -201,9 +198,8 @@ class Compute:
         self.counters = model.engine.rows.counters()
         for request, chunk in found:
             take = self._deliver.get if chunk.finish_reason is None else self._deliver.pop
-            if (deliver := take(request, None)) is None:
-                continue  # cancelled meanwhile
-            deliver(chunk)
+            if (deliver := take(request, None)) is not None:  # else cancelled meanwhile
+                deliver(chunk)
             if isinstance(chunk.error, DeviceLostError):
                 raise chunk.error
 

@@ -67,11 +67,8 @@ def app(
         raise InputError(
             f"origins: {shown(wrong[0])} is none; give one like https://example.org, localhost, or *"
         )
-    compute = Compute(
-        model if callable(model) else lambda: nullcontext(model),
-        sequences=sequences,
-        waiting=waiting,
-    )
+    load = model if callable(model) else lambda: nullcontext(model)
+    compute = Compute(load, sequences=sequences, waiting=waiting)
     service = Service(compute, name, api_key, names, others)
     program = Starlette(
         routes=ROUTES,

@@ -144,7 +144,6 @@ def streaming(port: int, body: Any, key: str = "") -> http.client.HTTPResponse:
     ("options", "words"),
     [
         (["--port", "-1"], "--port is -1; expected 0 to 65535"),
-        (["--port", "65536"], "--port is 65536; expected"),
         (["--api-key-file", "none"], "none: cannot read (No such file"),
         (["--api-key-file", str(DEMO)], f"{DEMO}: cannot read"),
         (["--api-key-file", os.devnull], f"--api-key-file {os.devnull} has no key"),
