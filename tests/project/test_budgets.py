@@ -163,11 +163,11 @@ def options_of_export() -> int:
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 39_550),
-    "tools, lines": Budget(lambda: lines_in("tools"), 3_355),
+    "package, lines": Budget(package_lines, 39_545),
+    "tools, lines": Budget(lambda: lines_in("tools"), 3_354),
     "tests, lines": Budget(lambda: lines_in("tests"), 35_064),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/apps/measuring"), 1_610),
-    "classes": Budget(package_classes, 346),
+    "classes": Budget(package_classes, 342),
     "commands": Budget(lambda: len(main.COMMANDS), 15),
     "flags": Budget(flags, 66),
     "options of load": Budget(lambda: len(get_type_hints(LoadKeywords)), 16),
@@ -179,7 +179,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 75)
-PLAIN_LINES = Budget(int, 8_490)
+PLAIN_LINES = Budget(int, 8_424)
 
 
 def test_the_tree_does_not_grow() -> None:
