@@ -23,7 +23,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # largest measurements for byte-level and sentencepiece tokenizers, with tokenizers 0.23.
 TEXT_NBYTES, GROWN_NBYTES = 480, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
-SPECIAL_IN_PROMPT = "a prompt names special tokens, which are ordinary text in it; chat_prompt (--chat) makes a prompt of messages"
+SPECIAL_IN_PROMPT = "a prompt names special tokens, which are ordinary text in it; chat_prompt makes a prompt of messages, stem-edge run chats"
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
 
 
