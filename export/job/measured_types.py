@@ -18,11 +18,11 @@ from stem_edge.progress import Progress
 
 # Share of the cost of rounding to nearest that remains with GPTQ. Measured with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
-LEFT_IN_SPLIT_HEAD = 0.11  # the same share of Cost.left
+LEFT_IN_SPLIT_HEAD = 0.11  # share of Cost.left that counts; set by the text that it was tried on
 # Costs are measured on this many tokens: pieces from the whole text, joined to one sequence.
 COST_TOKENS, PIECE_TOKENS = 128, 8
-# Values of a head that is stored with 4 bits: its greatest logits get 4 lower bits (BackboneFormat.split). This saves no
-# time in a head of 28 million values (SmolLM2-135M), and 3 of 55 ms a token in one of 263 million (a 1B model).
+# Least values of a head that is stored as two matrices of 4 bits (BackboneFormat.split). With 67 million, it took longer
+# than 8 bits; with 131 million and more, 0.66 to 0.85 of the time, without VNNI (docs/lab/2026-11-30-a-large-head.md).
 LARGE_HEAD = 1 << 27
 
 

@@ -175,7 +175,7 @@ BUDGETS = {
     "files in a room": Budget(fullest_room, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 19),
     "places that ask which engine it is": Budget(places_that_ask_for_engine, 0),
-    "modules in a circle": Budget(modules_in_a_circle, 0),
+    "circles between modules": Budget(modules_in_a_circle, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 75)
